@@ -1,0 +1,89 @@
+package sandbox
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Sandbox is the durable record of one sandbox.
+type Sandbox struct {
+	ID         ID
+	Tenant     string
+	State      State
+	Reason     Reason // why it ended; "" while it lives
+	Detail     string // one line on the end, for people
+	Runtime    string
+	Template   string // the name that was asked for
+	TemplateID string // the content that it got
+	Resources  Resources
+	Network    NetworkPolicy
+	Env        map[string]string // given at create; values are secrets: never logged or listed
+	User       string            // the user of commands that name none
+	Workdir    string            // and their directory
+	Metadata   map[string]string // the client's labels
+	Hostname   string
+	Token      string // the agent's access token; a secret
+	Link       Link
+	Start      StartKind
+	OOMKills   int64 // commands that the kernel ended at the memory limit
+	CreatedAt  time.Time
+	StartedAt  time.Time // when the agent first answered; zero before
+	ExpiresAt  time.Time // when its time to live runs out; zero is never
+	EndedAt    time.Time // zero while it lives
+}
+
+// StartKind is how a sandbox came to run.
+type StartKind string
+
+// The kinds of start.
+const (
+	StartCold    StartKind = "cold"    // booted from its template
+	StartRestore StartKind = "restore" // restored from a warm capture or a snapshot
+	StartPool    StartKind = "pool"    // claimed from a pool
+)
+
+// NetworkMode is whether a sandbox can reach anything outside.
+type NetworkMode string
+
+// The network modes.
+const (
+	NetworkNone   NetworkMode = "none"   // the agent's link and nothing else
+	NetworkEgress NetworkMode = "egress" // out to public addresses, and what Allow adds
+)
+
+// NetworkPolicy is what a sandbox may reach. Whatever the mode, nothing
+// outside can open a connection to it but the daemon.
+type NetworkPolicy struct {
+	Mode  NetworkMode  `json:"mode"`
+	Allow []EgressRule `json:"allow,omitempty"` // goes before Deny and the default deny of private ranges; never opens the host's loopback
+	Deny  []EgressRule `json:"deny,omitempty"`
+}
+
+// EgressRule matches destinations. Exactly one of CIDR and Domain is set.
+type EgressRule struct {
+	CIDR   netip.Prefix `json:"cidr,omitzero"`
+	Domain string       `json:"domain,omitempty"` // exact, or "*.example.com"
+	Port   uint16       `json:"port,omitempty"`   // 0 is any
+}
+
+// Event tells one transition of a sandbox, or one thing that happened to it.
+type Event struct {
+	Seq     int64     `json:"seq"` // grows by at least 1; resumes a stream
+	At      time.Time `json:"at"`
+	Sandbox ID        `json:"sandbox"`
+	Tenant  string    `json:"tenant"`
+	Type    EventType `json:"type"`
+	From    State     `json:"from,omitempty"`
+	To      State     `json:"to,omitempty"`
+	Reason  Reason    `json:"reason,omitempty"`
+	Detail  string    `json:"detail,omitempty"`
+}
+
+// EventType is what an Event tells.
+type EventType string
+
+// The event types.
+const (
+	EventState EventType = "state"    // From → To
+	EventOOM   EventType = "oom_kill" // the kernel ended a command inside; the sandbox goes on
+)
