@@ -23,13 +23,18 @@ type Sandbox struct {
 	Metadata   map[string]string // the client's labels
 	Hostname   string
 	Token      string // the agent's access token; a secret
-	Link       Link
-	Start      StartKind
-	OOMKills   int64 // commands that the kernel ended at the memory limit
-	CreatedAt  time.Time
-	StartedAt  time.Time // when the agent first answered; zero before
-	ExpiresAt  time.Time // when its time to live runs out; zero is never
-	EndedAt    time.Time // zero while it lives
+	// TrafficToken opens the sandbox's ports, the agent's aside, to who shows
+	// it to the proxy in place of an API key; a secret, made at create.
+	TrafficToken string
+	// PublicTraffic opens those ports to everybody who can reach the proxy.
+	PublicTraffic bool
+	Link          Link
+	Start         StartKind
+	OOMKills      int64 // commands that the kernel ended at the memory limit
+	CreatedAt     time.Time
+	StartedAt     time.Time // when the agent first answered; zero before
+	ExpiresAt     time.Time // when its time to live runs out; zero is never
+	EndedAt       time.Time // zero while it lives
 }
 
 // StartKind is how a sandbox came to run.
