@@ -1,0 +1,242 @@
+package proxy
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/warrenhq/warren/internal/sandbox"
+)
+
+// Sandboxes is what the proxy needs of the manager.
+type Sandboxes interface {
+	// Lookup finds a sandbox whoever's it is. CodeNotFound: there is none.
+	Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	// Dial connects to a port inside. CodeUnavailable: nothing listens there.
+	Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error)
+}
+
+// Config is what a Proxy works with.
+type Config struct {
+	Sandboxes Sandboxes
+	// Authenticate gives the tenant of an API key; CodeUnauthenticated where
+	// it is not one.
+	Authenticate func(ctx context.Context, key string) (tenant string, err error)
+	Domain       string // of the host names; "" is "localhost"
+	Log          *slog.Logger
+}
+
+// Proxy carries requests into sandboxes. It is safe for concurrent use.
+type Proxy struct {
+	cfg   Config
+	table table
+	rp    *httputil.ReverseProxy
+}
+
+// New makes a Proxy. Close it at the end.
+func New(cfg Config) *Proxy {
+	if cfg.Domain == "" {
+		cfg.Domain = "localhost"
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	p := &Proxy{cfg: cfg, table: table{sandboxes: cfg.Sandboxes, byID: map[sandbox.ID]*upstream{}}}
+	p.rp = &httputil.ReverseProxy{
+		Rewrite:       rewrite,
+		Transport:     roundTripper{},
+		FlushInterval: -1, // streams are the rule: every write goes out at once
+		BufferPool:    &bufferPool{},
+		ErrorHandler:  p.fail,
+		ErrorLog:      slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}
+	return p
+}
+
+// Forget ends the connections to a sandbox that has ended.
+func (p *Proxy) Forget(id sandbox.ID) { p.table.forget(id) }
+
+// Close ends all connections. Requests that come later make new ones.
+func (p *Proxy) Close() { p.table.closeAll() }
+
+// Wrap serves what is meant for a sandbox and gives the rest to next. trusted
+// says that whoever can connect may reach every sandbox.
+func (p *Proxy) Wrap(next http.Handler, trusted bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		t, ok, err := Match(r, p.cfg.Domain)
+		switch {
+		case !ok:
+			next.ServeHTTP(w, r)
+		case err != nil:
+			writeError(w, http.StatusBadRequest, t, err.Error())
+		default:
+			p.serve(w, r, t, trusted)
+		}
+	})
+}
+
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, t Target, trusted bool) {
+	sb, err := p.cfg.Sandboxes.Lookup(r.Context(), t.ID)
+	if err != nil {
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			writeError(w, http.StatusBadGateway, t, "The sandbox was not found")
+			return
+		}
+		p.cfg.Log.WarnContext(r.Context(), "proxy: lookup failed", "sandbox", t.ID, "err", err)
+		writeError(w, http.StatusBadGateway, t, "The sandbox could not be looked up")
+		return
+	}
+	if !trusted {
+		if status, msg := p.admit(r, sb, t.Port); status != 0 {
+			writeError(w, status, t, msg)
+			return
+		}
+	}
+	p.Serve(w, r, sb, t.Port)
+}
+
+// admit gives 0 where r may reach the port, else the status and the reason.
+// The agent guards its own port. A missing or wrong secret is 403 as E2B's
+// clients expect it.
+func (p *Proxy) admit(r *http.Request, sb sandbox.Sandbox, port int) (int, string) {
+	if port == sandbox.AgentPort || sb.PublicTraffic {
+		return 0, ""
+	}
+	if token := r.Header.Get(HeaderTrafficToken); token != "" {
+		if sb.TrafficToken != "" && subtle.ConstantTimeCompare([]byte(token), []byte(sb.TrafficToken)) == 1 {
+			return 0, ""
+		}
+		return http.StatusForbidden, "The traffic access token is not this sandbox's"
+	}
+	if key := BearerOrKey(r.Header); IsKey(key) {
+		tenant, err := p.cfg.Authenticate(r.Context(), key)
+		switch {
+		case err == nil && tenant == sb.Tenant:
+			return 0, ""
+		case err == nil:
+			// Another tenant's sandbox: as if there were none.
+			return http.StatusBadGateway, "The sandbox was not found"
+		case sandbox.CodeOf(err) != sandbox.CodeUnauthenticated:
+			return http.StatusBadGateway, "The API key could not be checked"
+		}
+		return http.StatusForbidden, "The API key is not valid"
+	}
+	return http.StatusForbidden, "The sandbox's ports are private: send its traffic token as " + HeaderTrafficToken + " or an API key as X-API-Key"
+}
+
+// Serve carries r to a port of sb, for a caller that may reach it. The path is
+// forwarded as it stands in r.URL.
+func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox, port int) {
+	t := Target{ID: sb.ID, Port: port}
+	switch {
+	case sb.State.Ended():
+		p.Forget(sb.ID)
+		writeError(w, http.StatusBadGateway, t, "The sandbox was not found")
+		return
+	case sb.State != sandbox.Running:
+		writeError(w, http.StatusBadGateway, t, "The sandbox is "+string(sb.State))
+		return
+	}
+	u, done := p.table.claim(sb)
+	defer done()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(u.ctx, cancel)()
+	ctx = context.WithValue(ctx, routeKey{}, route{t, u})
+	p.rp.ServeHTTP(w, r.WithContext(ctx))
+}
+
+type routeKey struct{}
+
+// route travels with a request from Serve to the transport.
+type route struct {
+	Target
+	up *upstream
+}
+
+func rewrite(pr *httputil.ProxyRequest) {
+	rt := pr.In.Context().Value(routeKey{}).(route)
+	pr.SetXForwarded()
+	pr.Out.URL.Scheme = "http"
+	pr.Out.URL.Host = net.JoinHostPort(string(rt.ID), strconv.Itoa(rt.Port)) // the pool's key
+	pr.Out.Host = pr.In.Host
+	// We read nothing from the query, so it passes as it is, odd ones too.
+	pr.Out.URL.RawQuery = pr.In.URL.RawQuery
+	stripSecrets(pr.Out.Header)
+	if _, ok := pr.In.Header["User-Agent"]; !ok {
+		pr.Out.Header.Set("User-Agent", "") // net/http would put its own
+	}
+}
+
+type roundTripper struct{}
+
+func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	return r.Context().Value(routeKey{}).(route).up.RoundTrip(r)
+}
+
+// statusClientClosed is nginx's status for a client that went away; nobody
+// reads it but the access log.
+const statusClientClosed = 499
+
+func (p *Proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
+	rt := r.Context().Value(routeKey{}).(route)
+	switch {
+	case rt.up.ctx.Err() != nil:
+		writeError(w, http.StatusBadGateway, rt.Target, "The sandbox was not found")
+	case errors.Is(err, context.Canceled):
+		w.WriteHeader(statusClientClosed)
+	case sandbox.CodeOf(err) == sandbox.CodeUnavailable:
+		writeError(w, http.StatusBadGateway, rt.Target, "The sandbox is running but port is not open")
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound, sandbox.CodeOf(err) == sandbox.CodeConflict:
+		writeError(w, http.StatusBadGateway, rt.Target, "The sandbox was not found")
+	default:
+		p.cfg.Log.DebugContext(r.Context(), "proxy: upstream failed", "sandbox", rt.ID, "port", rt.Port, "err", err)
+		writeError(w, http.StatusBadGateway, rt.Target, "The program at this port of the sandbox did not answer as HTTP: "+firstLine(err.Error()))
+	}
+}
+
+// errorBody is E2B's form of a proxy error; code repeats the status.
+type errorBody struct {
+	SandboxID string `json:"sandboxId"`
+	Message   string `json:"message"`
+	Port      int    `json:"port,omitempty"`
+	Code      int    `json:"code"`
+}
+
+func writeError(w http.ResponseWriter, status int, t Target, msg string) {
+	body, _ := json.Marshal(errorBody{SandboxID: string(t.ID), Message: msg, Port: t.Port, Code: status})
+	h := w.Header()
+	h.Set("Content-Type", "application/json; charset=utf-8")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	w.Write(append(body, '\n'))
+}
+
+func firstLine(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	if len(s) > 200 {
+		s = s[:200] + "…"
+	}
+	return strings.ToValidUTF8(s, "?")
+}
+
+// bufferPool lends the buffers that bodies are copied through.
+type bufferPool struct{ pool sync.Pool }
+
+func (b *bufferPool) Get() []byte {
+	if v, ok := b.pool.Get().(*[]byte); ok {
+		return *v
+	}
+	return make([]byte, upstreamBuffer)
+}
+
+func (b *bufferPool) Put(buf []byte) { b.pool.Put(&buf) }
