@@ -1,0 +1,123 @@
+// Package store is Warren's durable state: sandboxes, their events, and keys.
+//
+// It knows nothing of what the records mean. The manager is its only writer;
+// what it records before and after each step of an operation is what a daemon
+// that starts after a crash goes by.
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/warrenhq/warren/internal/sandbox"
+)
+
+// Op is an intent: an operation that was begun on a sandbox and is not known
+// to have been completed.
+type Op string
+
+// The intents.
+const (
+	OpNone   Op = ""
+	OpCreate Op = "create" // being made; State is Creating
+	OpEnd    Op = "end"    // being ended for Record.EndReason; State is still the one before
+)
+
+// Record is all that is kept of one sandbox.
+type Record struct {
+	sandbox.Sandbox
+
+	Version   int64          // set by the store; an Update must carry the one it read
+	Op        Op             // the intent, OpNone when nothing is under way
+	EndReason sandbox.Reason // of an OpEnd
+	EndDetail string
+	Internal  bool     // Warren's own (a template build step): not listed, no events
+	Layers    []string // the layer directories it was made from, topmost first
+	BootID    string   // of the host's boot in which it was made
+}
+
+// Filter chooses records. Zero fields match everything.
+type Filter struct {
+	Tenant   string
+	States   []sandbox.State
+	Metadata map[string]string // each key must be there with its value
+	Template string            // name or id
+	Runtime  string
+	Internal bool   // also Warren's own
+	Limit    int    // most records of a page; 0 is no limit
+	Token    string // the next of the page before
+}
+
+// Key is an API key's record.
+type Key struct {
+	ID         string
+	Tenant     string
+	Name       string
+	Prefix     string
+	Hash       [32]byte // SHA-256 of the secret
+	CreatedAt  time.Time
+	LastUsedAt time.Time
+}
+
+// Retention bounds what Prune leaves.
+type Retention struct {
+	EndedAfter time.Time // ended sandboxes older than this go
+	Ended      int       // and the oldest beyond this many
+	Events     int       // events beyond this many go, the oldest first
+}
+
+// Store is the whole of it. Errors are *sandbox.Error: CodeNotFound,
+// CodeExists, CodeConflict (an Update of a stale Version), CodeInvalid (a bad
+// page token), CodeDiskFull (nothing was changed), CodeInternal. Every method
+// is safe for concurrent use.
+type Store interface {
+	Sandboxes
+	Events
+	Keys
+	// Maintain prunes, and gives back to the disk reserve what a full disk
+	// took from it. The manager calls it now and then.
+	Maintain(ctx context.Context, r Retention) (pruned int, err error)
+	Close() error
+}
+
+// Sandboxes holds the sandboxes' records.
+type Sandboxes interface {
+	// Insert adds a record with its events in one transaction, and returns it
+	// with its Version.
+	Insert(ctx context.Context, r Record, events ...sandbox.Event) (Record, error)
+	// Update replaces the record of r.ID, which must still have r.Version, and
+	// adds events in the same transaction. It returns r with its new Version.
+	Update(ctx context.Context, r Record, events ...sandbox.Event) (Record, error)
+	Get(ctx context.Context, id sandbox.ID) (Record, error)
+	// List gives records, the newest first, and the token of the next page, ""
+	// after the last.
+	List(ctx context.Context, f Filter) (page []Record, next string, err error)
+	// Unfinished gives every record whose state is not final or which has an
+	// intent, the oldest first.
+	Unfinished(ctx context.Context) ([]Record, error)
+	// SetConsole keeps the end of a sandbox's console.
+	SetConsole(ctx context.Context, id sandbox.ID, tail []byte) error
+	// Console gives what SetConsole kept; nil where it kept nothing.
+	Console(ctx context.Context, id sandbox.ID) ([]byte, error)
+}
+
+// Events is the log of what happened, in the order of Seq.
+type Events interface {
+	// EventsAfter gives up to limit events of a tenant ("" is every tenant)
+	// with a Seq above after, in order.
+	EventsAfter(ctx context.Context, tenant string, after int64, limit int) ([]sandbox.Event, error)
+	// LastSeq is the highest Seq ever given; 0 before the first event.
+	LastSeq(ctx context.Context) (int64, error)
+}
+
+// Keys holds the API keys.
+type Keys interface {
+	InsertKey(ctx context.Context, k Key) error
+	// KeyByHash gives the key whose secret has this SHA-256.
+	KeyByHash(ctx context.Context, hash [32]byte) (Key, error)
+	// ListKeys gives a tenant's keys ("" is every tenant's), the oldest first.
+	ListKeys(ctx context.Context, tenant string) ([]Key, error)
+	DeleteKey(ctx context.Context, tenant, id string) error
+	// TouchKey sets LastUsedAt; it is nil for a key that is gone.
+	TouchKey(ctx context.Context, id string, at time.Time) error
+}
