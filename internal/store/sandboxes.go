@@ -26,6 +26,8 @@ type data struct {
 	Workdir   string                `json:"workdir,omitempty"`
 	Hostname  string                `json:"hostname,omitempty"`
 	Token     string                `json:"token,omitempty"`
+	Traffic   string                `json:"traffic_token,omitempty"`
+	Public    bool                  `json:"public_traffic,omitempty"`
 	Link      sandbox.Link          `json:"link"`
 	Start     sandbox.StartKind     `json:"start,omitempty"`
 	EndReason sandbox.Reason        `json:"end_reason,omitempty"`
@@ -47,7 +49,7 @@ func values(r Record) ([]any, error) {
 	}
 	rest, err := json.Marshal(data{
 		Resources: r.Resources, Network: r.Network, Env: r.Env, User: r.User, Workdir: r.Workdir,
-		Hostname: r.Hostname, Token: r.Token, Link: r.Link, Start: r.Start,
+		Hostname: r.Hostname, Token: r.Token, Traffic: r.TrafficToken, Public: r.PublicTraffic, Link: r.Link, Start: r.Start,
 		EndReason: r.EndReason, EndDetail: r.EndDetail, Layers: r.Layers, BootID: r.BootID,
 	})
 	if err != nil {
@@ -85,6 +87,7 @@ func scan(row scanner) (Record, error) {
 	}
 	r.Resources, r.Network, r.Env, r.User, r.Workdir = d.Resources, d.Network, d.Env, d.User, d.Workdir
 	r.Hostname, r.Token, r.Link, r.Start = d.Hostname, d.Token, d.Link, d.Start
+	r.TrafficToken, r.PublicTraffic = d.Traffic, d.Public
 	r.EndReason, r.EndDetail, r.Layers, r.BootID = d.EndReason, d.EndDetail, d.Layers, d.BootID
 	r.CreatedAt, r.StartedAt, r.ExpiresAt, r.EndedAt = moment(created), moment(started), moment(expires), moment(ends)
 	return r, nil
