@@ -1,0 +1,249 @@
+// Package gvisor runs sandboxes in gVisor, by runsc: system calls of the
+// sandbox are served by the Sentry, a kernel in user space with a system call
+// filter of its own around it. It needs no KVM (platform systrap).
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/warrenhq/warren/internal/fault"
+	"github.com/warrenhq/warren/internal/runtime/oci"
+	"github.com/warrenhq/warren/internal/sandbox"
+)
+
+// Name is the runtime's name in the API.
+const Name = "gvisor"
+
+// overheadMiB is what the Sentry and the gofer of an idle sandbox need beside
+// the workload (bench/ measures it). The sandbox's group gets as much above
+// the limit that it was given, so that the limit is the workload's own.
+const overheadMiB = 48
+
+// overheadPIDs are the host threads of the Sentry and the gofer, and those
+// that systrap keeps for each address space.
+const overheadPIDs = 256
+
+// The fault points of Create, before those of oci.Engine.Start.
+var (
+	pointBegun   = fault.Register("gvisor.create.begun")
+	pointLinked  = fault.Register("gvisor.create.linked")
+	pointBundled = fault.Register("gvisor.create.bundled")
+)
+
+// Driver is the gvisor runtime.
+type Driver struct {
+	cfg    oci.Config
+	eng    *oci.Engine
+	binary string // path of runsc; "" where there is none
+}
+
+var (
+	_ sandbox.Runtime   = (*Driver)(nil)
+	_ sandbox.Instance  = (*Instance)(nil)
+	_ sandbox.Suspender = (*Instance)(nil)
+)
+
+// New makes the driver. Config.Binary may be a path of runsc; empty looks it
+// up beside the daemon's own binary and in PATH. A host that cannot run it is
+// Probe's to tell.
+func New(cfg oci.Config) (*Driver, error) {
+	want := cfg.Binary
+	if want != "" {
+		cfg.Binary = oci.FindBinary(want)
+	} else {
+		beside := ""
+		if exe, err := os.Executable(); err == nil {
+			beside = filepath.Join(filepath.Dir(exe), "runsc")
+		}
+		cfg.Binary = oci.FindBinary(beside, filepath.Join(filepath.Dir(cfg.AgentPath), "runsc"), "runsc")
+	}
+	eng, err := oci.NewEngine(cfg, Name)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Binary == "" && want != "" {
+		return nil, sandbox.Errorf(sandbox.CodeInvalid, "runsc %q cannot be found: give its path", want)
+	}
+	return &Driver{cfg: cfg, eng: eng, binary: cfg.Binary}, nil
+}
+
+// Name implements sandbox.Runtime.
+func (d *Driver) Name() string { return Name }
+
+// Capabilities implements sandbox.Runtime.
+func (d *Driver) Capabilities() sandbox.Capabilities {
+	return sandbox.Capabilities{
+		Boundary:     "a kernel in user space (Sentry) with its own system call filter",
+		ArbitraryELF: true,
+		Suspend:      true,
+		DiskLimit:    true,
+		HidesHost:    true,
+		MinMemoryMiB: sandbox.MinMemoryMiB,
+		OverheadMiB:  overheadMiB,
+	}
+}
+
+// Probe implements sandbox.Runtime.
+func (d *Driver) Probe(context.Context) error {
+	no := func(format string, args ...any) error {
+		return sandbox.Errorf(sandbox.CodeUnavailable, format, args...)
+	}
+	if os.Geteuid() != 0 {
+		return no("the gvisor runtime needs root: run the daemon as root")
+	}
+	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
+		return no("gVisor does not run on %s: use the container runtime", runtime.GOARCH)
+	}
+	if d.binary == "" {
+		return no("runsc is not installed: run `make build`, which builds the pinned one")
+	}
+	if err := unix.Access(d.cfg.AgentPath, unix.X_OK); err != nil {
+		return no("the agent %s cannot be executed: %w: run `make build`", d.cfg.AgentPath, err)
+	}
+	return d.eng.Prepare()
+}
+
+// Create implements sandbox.Runtime.
+func (d *Driver) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Instance, error) {
+	if d.binary == "" {
+		return nil, d.Probe(ctx)
+	}
+	cpus, err := d.eng.Begin(spec)
+	if sandbox.CodeOf(err) == sandbox.CodeExists {
+		return nil, err
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.eng.Clean(ctx, spec.ID))
+	}
+	pointBegun.Hit()
+	i, err := d.create(ctx, spec, cpus)
+	if err != nil {
+		if cleanErr := d.eng.Clean(ctx, spec.ID); cleanErr != nil {
+			err = sandbox.Errorf(sandbox.CodeOf(err), "%w; and what was made could not be removed: %v", err, cleanErr)
+		}
+		return nil, err
+	}
+	return &Instance{Instance: i, drv: d}, nil
+}
+
+func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oci.Instance, error) {
+	// runsc takes the addresses off the interface when it starts, so they are
+	// missing in a namespace that it ran in before.
+	if err := restoreLink(spec.Link); err != nil {
+		return nil, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err)
+	}
+	pointLinked.Hit()
+	if err := os.MkdirAll(rwDir(spec.Dir), 0o700); err != nil {
+		return nil, sandbox.Errorf(sandbox.CodeInternal, "%w", err)
+	}
+	stage, err := d.eng.NewStage(spec, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.bundle(spec, cpus, stage); err != nil {
+		stage.Close()
+		return nil, sandbox.Errorf(sandbox.CodeInternal, "bundle of sandbox %s: %w", spec.ID, err)
+	}
+	pointBundled.Hit()
+	return d.eng.Start(ctx, oci.Start{
+		Spec:  spec,
+		CPUs:  cpus,
+		Stage: stage,
+		Argv:  append(d.argv(), "--overlay2="+overlay(spec)),
+		Env:   sentryEnv,
+		After: func(g *oci.Cgroup) error {
+			// runsc took what the sandbox sees as its memory from the limit at
+			// the start; the Sentry's own share comes on top.
+			if err := g.SetOOMGroup(); err != nil {
+				return err
+			}
+			return g.SetMemory(int64(spec.Resources.MemoryMiB+overheadMiB) << 20)
+		},
+	})
+}
+
+// sentryEnv is the environment of runsc's processes: a Go collector that runs
+// more often keeps the idle Sentry small.
+var sentryEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOGC=50"}
+
+// argv are runsc and its flags that are the same for every sandbox.
+func (d *Driver) argv() []string {
+	return []string{
+		d.binary,
+		"--root=" + d.eng.StateDir(),
+		"--platform=systrap",
+		"--network=sandbox",
+		"--file-access=exclusive",
+		"--host-uds=none",
+		"--host-fifo=none",
+		"--gofer-network-namespace=new",
+		"--host-settings=ignore",
+	}
+}
+
+// rwDir holds a sandbox's changes to its root filesystem.
+func rwDir(dir string) string { return filepath.Join(dir, "rw") }
+
+// overlay keeps changes of the root filesystem in a file of the sandbox's
+// directory, bounded by the disk limit.
+func overlay(spec sandbox.Spec) string {
+	o := "root:dir=" + rwDir(spec.Dir)
+	if n := spec.Resources.DiskMiB; n > 0 {
+		o += ",size=" + strconv.Itoa(n) + "M"
+	}
+	return o
+}
+
+func (d *Driver) bundle(s sandbox.Spec, cpus []int, stage *oci.Stage) error {
+	g, err := d.eng.Cgroup(s.ID)
+	if err != nil {
+		return err
+	}
+	spec, err := oci.NewSpec(s, g, cpus, stage, d.cfg.AgentPath)
+	if err != nil {
+		return err
+	}
+	pids := int64(s.Resources.PIDs + overheadPIDs)
+	spec.Linux.Resources.Pids.Limit = &pids
+	spec.Mounts = append(spec.Mounts,
+		specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro", "nosuid", "nodev", "noexec"}},
+	)
+	// gVisor's /proc and /sys are the Sentry's, not the host's: there is
+	// nothing to mask in them.
+	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil
+	return d.eng.WriteBundle(s.ID, spec)
+}
+
+// Adopt implements sandbox.Runtime.
+func (d *Driver) Adopt(ctx context.Context, spec sandbox.Spec) (sandbox.Instance, error) {
+	i, err := d.eng.Adopt(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return &Instance{Instance: i, drv: d}, nil
+}
+
+// Clean implements sandbox.Runtime.
+func (d *Driver) Clean(ctx context.Context, id sandbox.ID) error { return d.eng.Clean(ctx, id) }
+
+// List implements sandbox.Runtime.
+func (d *Driver) List(ctx context.Context) ([]sandbox.ID, error) { return d.eng.List(ctx) }
+
+// Close removes what the driver keeps on the host for all sandboxes, if none
+// is left.
+func (d *Driver) Close(ctx context.Context) error {
+	ids, err := d.List(ctx)
+	if err != nil || len(ids) > 0 {
+		return err
+	}
+	return d.eng.Close()
+}
+

@@ -1,0 +1,212 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warrenhq/warren/internal/idmap"
+	"github.com/warrenhq/warren/internal/sandbox"
+)
+
+// A Stage is the place, in the private mount namespace of one start, where the
+// OCI runtime finds a sandbox's root filesystem and what is mounted into it:
+// a small tmpfs over a directory of the host that every id may enter, since in
+// a user namespace the runtime is not root to the host's directories.
+type Stage struct {
+	dir    string
+	layers []*os.File // detached mounts, topmost first
+	rw     *os.File   // of the directory with upper and work; nil is read-only
+	files  map[string]*os.File
+	dirs   []string
+}
+
+// stageDirs are candidates for Stage.dir: standard directories that nobody
+// needs while an OCI runtime starts a sandbox (FHS 3.0).
+var stageDirs = []string{"/mnt", "/media", "/srv", "/opt", "/home"}
+
+// stageDir picks the first candidate that hides none of the given paths.
+func stageDir(needed ...string) (string, error) {
+next:
+	for _, dir := range stageDirs {
+		st, err := os.Lstat(dir)
+		if err != nil || !st.IsDir() {
+			continue
+		}
+		for _, p := range needed {
+			if p == dir || strings.HasPrefix(p, dir+"/") {
+				continue next
+			}
+		}
+		return dir, nil
+	}
+	return "", fmt.Errorf("none of %s can be mounted over in the sandbox runtime's namespace: make the directory /mnt", strings.Join(stageDirs, ", "))
+}
+
+// NewStage opens a sandbox's layers and, where it is not "", the directory rw
+// to hold its changes. Ids are mapped through userns unless it is nil.
+func (e *Engine) NewStage(spec sandbox.Spec, rw string, userns *os.File) (*Stage, error) {
+	if len(spec.Layers) == 0 {
+		return nil, sandbox.Errorf(sandbox.CodeBadTemplate, "sandbox %s has no root filesystem: its template has no layer", spec.ID)
+	}
+	dir, err := stageDir(e.cfg.RunDir, spec.Dir, e.cfg.Binary)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	s, err := newStage(dir, spec.Layers, rw, userns)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	return s, nil
+}
+
+func newStage(dir string, layers []string, rw string, userns *os.File) (*Stage, error) {
+	s := &Stage{dir: dir, files: map[string]*os.File{}}
+	for _, l := range layers {
+		t, err := idmap.OpenTree(l, userns, true)
+		if err != nil {
+			s.Close()
+			return nil, fmt.Errorf("layer: %w", err)
+		}
+		s.layers = append(s.layers, t)
+	}
+	if rw != "" {
+		for _, d := range []string{"upper", "work"} {
+			if err := os.MkdirAll(filepath.Join(rw, d), 0o755); err != nil {
+				s.Close()
+				return nil, err
+			}
+		}
+		t, err := idmap.OpenTree(rw, userns, false)
+		if err != nil {
+			s.Close()
+			return nil, fmt.Errorf("writable layer: %w", err)
+		}
+		s.rw = t
+	}
+	return s, nil
+}
+
+// Bind adds a file or directory of the host, read-only, under a name in the
+// stage, and returns its path there. Mounts below it are not part of it.
+func (s *Stage) Bind(source, name string) (string, error) {
+	t, err := idmap.OpenTree(source, nil, true)
+	if err != nil {
+		return "", err
+	}
+	s.files[name] = t
+	return filepath.Join(s.dir, name), nil
+}
+
+// Dir adds an empty directory and returns its path in the stage.
+func (s *Stage) Dir(name string) string {
+	s.dirs = append(s.dirs, name)
+	return filepath.Join(s.dir, name)
+}
+
+// Root is where the root filesystem will be.
+func (s *Stage) Root() string { return filepath.Join(s.dir, "root") }
+
+// mount makes the stage. The calling thread is in a private mount namespace.
+func (s *Stage) mount() error {
+	if err := unix.Mount("warren", s.dir, "tmpfs", unix.MS_NOSUID, "mode=0755,size=1m"); err != nil {
+		return fmt.Errorf("mount the stage: %w", err)
+	}
+	if err := unix.Chdir(s.dir); err != nil {
+		return err
+	}
+	if err := os.Mkdir("root", 0o755); err != nil {
+		return err
+	}
+	for _, d := range s.dirs {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := s.mountRoot(); err != nil {
+		return err
+	}
+	for name, t := range s.files {
+		if err := place(t, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// place attaches a tree at a path under the working directory, making a file
+// or directory to attach it to.
+func place(t *os.File, name string) error {
+	st, err := t.Stat()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	if st.IsDir() {
+		if err := os.MkdirAll(name, 0o755); err != nil {
+			return err
+		}
+	} else if err := os.WriteFile(name, nil, 0o644); err != nil {
+		return err
+	}
+	return idmap.Move(t, name)
+}
+
+func (s *Stage) mountRoot() error {
+	if s.rw == nil && len(s.layers) == 1 {
+		return idmap.Move(s.layers[0], "root")
+	}
+	// Short relative names: the options of a mount must fit one page, whatever
+	// the layers' paths, and with no character that overlayfs reads specially.
+	lower := make([]string, len(s.layers))
+	for i, t := range s.layers {
+		lower[i] = strconv.Itoa(i)
+		if err := os.Mkdir(lower[i], 0o755); err != nil {
+			return err
+		}
+		if err := idmap.Move(t, lower[i]); err != nil {
+			return err
+		}
+	}
+	opts := "lowerdir=" + strings.Join(lower, ":")
+	if s.rw != nil {
+		if err := os.Mkdir("rw", 0o755); err != nil {
+			return err
+		}
+		if err := idmap.Move(s.rw, "rw"); err != nil {
+			return err
+		}
+		opts += ",upperdir=rw/upper,workdir=rw/work"
+	}
+	if s.rw != nil {
+		// A sandbox's disk does not outlive the host's crash, so its fsyncs
+		// need not reach the host's disk.
+		opts += ",volatile"
+	}
+	// An upper must be whole by itself, as a layer of others; and a layer that
+	// came from outside must not point into another.
+	opts += ",metacopy=off,redirect_dir=nofollow,index=off"
+	if err := unix.Mount("overlay", "root", "overlay", 0, opts); err != nil {
+		return fmt.Errorf("mount overlay of %d layers: %w", len(s.layers), err)
+	}
+	return nil
+}
+
+// Close frees what was not mounted.
+func (s *Stage) Close() error {
+	for _, t := range append(s.layers, s.rw) {
+		if t != nil {
+			t.Close()
+		}
+	}
+	for _, t := range s.files {
+		t.Close()
+	}
+	return nil
+}
