@@ -21,6 +21,9 @@ type CreateRequest struct {
 	Hostname  string                // "" is the sandbox's id
 	Timeout   time.Duration         // time to live from its start; 0 is no end
 
+	// PublicTraffic opens its ports to everybody who can reach the proxy.
+	PublicTraffic bool
+
 	// InlineLayers replaces the template's root filesystem by these layer
 	// directories, topmost first. It is for template build steps and not
 	// reachable by the API.

@@ -1,0 +1,167 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"net"
+
+	"github.com/warrenhq/warren/internal/agentclient"
+	"github.com/warrenhq/warren/internal/network"
+	"github.com/warrenhq/warren/internal/sandbox"
+	"github.com/warrenhq/warren/internal/store"
+)
+
+// Get gives a tenant's sandbox, ended ones too, as long as they are on record.
+func (m *Manager) Get(ctx context.Context, tenant string, id sandbox.ID) (sandbox.Sandbox, error) {
+	s, err := m.Lookup(ctx, id)
+	if err == nil && s.Tenant != tenant {
+		return sandbox.Sandbox{}, notFound(id)
+	}
+	return s, err
+}
+
+// Lookup gives a sandbox of any tenant. It is for the proxy, where the
+// sandbox's own tokens decide.
+func (m *Manager) Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error) {
+	if l := m.find(id); l != nil {
+		return l.record().Sandbox, nil
+	}
+	rec, err := m.store.Get(ctx, id)
+	return rec.Sandbox, err
+}
+
+// The bounds of a page of List.
+const (
+	defaultPage = 100
+	maxPage     = 1000
+)
+
+// List gives a page of a tenant's sandboxes, the newest first, and the token
+// of the next page, "" after the last.
+func (m *Manager) List(ctx context.Context, tenant string, f ListFilter) (page []sandbox.Sandbox, next string, err error) {
+	if f.Limit < 0 || f.Limit > maxPage {
+		return nil, "", invalid("a page of %d: give 1 to %d, or 0 for %d", f.Limit, maxPage, defaultPage)
+	}
+	if f.Limit == 0 {
+		f.Limit = defaultPage
+	}
+	if len(f.Metadata) > maxMetadata {
+		return nil, "", invalid("a filter of %d metadata entries: at most %d", len(f.Metadata), maxMetadata)
+	}
+	if len(f.States) == 0 {
+		f.States = []sandbox.State{sandbox.Creating, sandbox.Running, sandbox.Suspended, sandbox.Hibernated}
+	}
+	for _, s := range f.States {
+		if !known(s) {
+			return nil, "", invalid("%q is not a state: give some of %v", short(string(s)), sandbox.States())
+		}
+	}
+	recs, next, err := m.store.List(ctx, store.Filter{
+		Tenant: tenant, States: f.States, Metadata: f.Metadata, Template: f.Template, Runtime: f.Runtime,
+		Limit: f.Limit, Token: f.Token,
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	page = make([]sandbox.Sandbox, len(recs))
+	for i, r := range recs {
+		page[i] = r.Sandbox
+	}
+	return page, next, nil
+}
+
+func known(s sandbox.State) bool {
+	for _, k := range sandbox.States() {
+		if s == k {
+			return true
+		}
+	}
+	return false
+}
+
+// Stats reads what a running sandbox uses.
+func (m *Manager) Stats(ctx context.Context, tenant string, id sandbox.ID) (sandbox.Stats, error) {
+	l, err := m.running(ctx, tenant, id)
+	if err != nil {
+		return sandbox.Stats{}, err
+	}
+	l.mu.Lock()
+	inst, limit := l.inst, int64(l.rec.Resources.MemoryMiB)<<20
+	l.mu.Unlock()
+	s, err := inst.Stats(ctx)
+	if s.MemoryLimit == 0 {
+		s.MemoryLimit = limit
+	}
+	return s, err
+}
+
+// Agent gives the client of a running sandbox's agent. It stays good until the
+// sandbox ends; nobody but the Manager closes it. CodeConflict: it does not
+// run; the message tells why.
+func (m *Manager) Agent(ctx context.Context, tenant string, id sandbox.ID) (*agentclient.Client, error) {
+	l, err := m.running(ctx, tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.agent == nil {
+		return nil, sandbox.Errorf(sandbox.CodeConflict, "sandbox %s is being ended", id)
+	}
+	return l.agent, nil
+}
+
+// Dial connects to a port inside a running sandbox: on its address, or else
+// through the agent on its loopback. CodeUnavailable: nothing listens there.
+func (m *Manager) Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error) {
+	if port < 1 || port > 65535 {
+		return nil, invalid("port %d: give 1 to 65535", port)
+	}
+	l, err := m.running(ctx, tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	inst, agent := l.inst, l.agent
+	l.mu.Unlock()
+	conn, err := inst.Dial(ctx, port)
+	if err == nil || port == sandbox.AgentPort || agent == nil || !errors.Is(err, &sandbox.Error{Code: sandbox.CodeUnavailable}) {
+		return conn, err
+	}
+	return agent.DialPort(ctx, port)
+}
+
+// SetNetwork changes what a running sandbox may reach. Connections that the
+// new policy forbids are cut where the network can.
+func (m *Manager) SetNetwork(ctx context.Context, tenant string, id sandbox.ID, p sandbox.NetworkPolicy) error {
+	if p.Mode == "" {
+		p.Mode = sandbox.NetworkEgress
+	}
+	if err := network.Validate(p); err != nil {
+		return err
+	}
+	l, err := m.running(ctx, tenant, id)
+	if err != nil {
+		return err
+	}
+	if err := l.take(ctx); err != nil {
+		return err
+	}
+	defer l.give()
+	if err := l.mustRun(); err != nil {
+		return err
+	}
+	before := l.record().Network
+	// Recorded first: a daemon that starts after a crash asserts what is on
+	// record.
+	if err := m.update(ctx, l, func(r *store.Record) { r.Network = p }); err != nil {
+		return err
+	}
+	err = m.cfg.Network.SetPolicy(ctx, l.record().Link, p)
+	if err == nil {
+		return nil
+	}
+	back := context.WithoutCancel(ctx)
+	undo := m.cfg.Network.SetPolicy(back, l.record().Link, before)
+	return errors.Join(err, undo, m.update(back, l, func(r *store.Record) { r.Network = before }))
+}

@@ -1,0 +1,259 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/warrenhq/warren/internal/fault"
+	"github.com/warrenhq/warren/internal/sandbox"
+	"github.com/warrenhq/warren/internal/store"
+)
+
+var (
+	pointStartEntered = fault.Register("manager.start.entered")
+	pointStartAdopted = fault.Register("manager.start.adopted")
+	pointStartCleaned = fault.Register("manager.start.cleaned")
+	pointStartSwept   = fault.Register("manager.start.swept")
+	pointStartDirs    = fault.Register("manager.start.dirs")
+)
+
+const (
+	// adoptions is how many sandboxes are adopted at the same time.
+	adoptions = 8
+	// answerTimeout is how long an adopted sandbox's agent may take to answer.
+	answerTimeout = 30 * time.Second
+	// adoptTries is how often an adoption that fails, other than by the
+	// sandbox being gone, is tried.
+	adoptTries = 3
+)
+
+// Start takes over what an earlier daemon left: it adopts what runs, finishes
+// or undoes what was half done, and removes what nothing on record explains.
+// Then calls are served. An error means that nothing is served; sandboxes that
+// run go on running.
+func (m *Manager) Start(ctx context.Context) error {
+	if m.opened.Swap(true) {
+		return sandbox.Errorf(sandbox.CodeInternal, "manager: started twice")
+	}
+	for _, dir := range []string{m.sandboxes(), filepath.Join(m.cfg.StateDir, "tmp")} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return diskError("make "+dir, err)
+		}
+	}
+	recs, err := m.store.Unfinished(ctx)
+	if err != nil {
+		return err
+	}
+	for _, rec := range recs {
+		l := m.newLive(rec)
+		if rt := m.runtimes[rec.Runtime]; rt != nil {
+			m.ledger.force(rec.ID, claimOf(rec.Resources, rt.Capabilities()))
+		}
+		if rec.TemplateID != "" {
+			if err := m.cfg.Templates.Hold(ctx, rec.TemplateID, string(rec.ID)); err != nil {
+				m.log.WarnContext(ctx, "hold an adopted sandbox's template", "sandbox", rec.ID, "template", rec.TemplateID, "error", err)
+			}
+		}
+		m.enter(l)
+	}
+	pointStartEntered.Hit()
+	var group errgroup.Group
+	group.SetLimit(adoptions)
+	for _, rec := range recs {
+		l := m.find(rec.ID)
+		group.Go(func() error { return m.takeOver(ctx, l) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	pointStartAdopted.Hit()
+	if err := m.cleanUnknown(ctx); err != nil {
+		return err
+	}
+	pointStartCleaned.Hit()
+	if err := m.cfg.Network.Sweep(ctx, m.slots()); err != nil {
+		return err
+	}
+	pointStartSwept.Hit()
+	if err := m.removeUnknownDirs(ctx); err != nil {
+		return err
+	}
+	pointStartDirs.Hit()
+	m.tasks.run(func() { m.ttl.run(m.watching, m.expire) })
+	m.tasks.run(func() { m.upkeep(m.watching) })
+	m.serving.Store(true)
+	return nil
+}
+
+// takeOver adopts l or ends it with the reason why it cannot go on. The error
+// is ctx's alone.
+func (m *Manager) takeOver(ctx context.Context, l *live) error {
+	reason, detail := m.adopt(ctx, l)
+	if ctx.Err() != nil {
+		return ctxError(ctx, "take over the sandboxes")
+	}
+	if reason == "" {
+		l.mu.Lock()
+		inst, expires := l.inst, l.rec.ExpiresAt
+		l.mu.Unlock()
+		m.watch(l, inst)
+		m.ttl.set(l.id, expires)
+		m.log.InfoContext(ctx, "adopted a sandbox", "sandbox", l.id)
+		return nil
+	}
+	m.log.InfoContext(ctx, "end a sandbox of an earlier daemon", "sandbox", l.id, "reason", reason, "detail", detail)
+	if err := m.endAndWait(ctx, l, reason, detail); err != nil && ctx.Err() == nil {
+		return nil // told to the log by finish, which goes on trying
+	}
+	if ctx.Err() != nil {
+		return ctxError(ctx, "take over the sandboxes")
+	}
+	return nil
+}
+
+// adopt makes l live again; else it gives the reason of its end.
+func (m *Manager) adopt(ctx context.Context, l *live) (sandbox.Reason, string) {
+	rec := l.record()
+	switch {
+	case rec.Op == store.OpEnd:
+		return rec.EndReason, rec.EndDetail
+	case rec.BootID != m.bootID:
+		return sandbox.ReasonHostRestarted, "the host was restarted while it ran"
+	case rec.State == sandbox.Creating:
+		return sandbox.ReasonInterrupted, "the daemon ended while it was being made"
+	case rec.Internal:
+		return sandbox.ReasonInterrupted, "the daemon ended during the build that it was a step of"
+	case rec.State != sandbox.Running:
+		return sandbox.ReasonRuntimeCrashed, "it was " + string(rec.State) + ", which this build does not know how to take over"
+	case !rec.ExpiresAt.IsZero() && !rec.ExpiresAt.After(m.now()):
+		return sandbox.ReasonTimeout, timeoutDetail + " while no daemon ran"
+	}
+	rt := m.runtimes[rec.Runtime]
+	if rt == nil {
+		return sandbox.ReasonRuntimeCrashed, "its runtime is not in this build"
+	}
+	inst, err := m.adoptInstance(ctx, rt, rec)
+	if err != nil {
+		return m.whyGone(err)
+	}
+	agent := l.setInstance(inst)
+	if err := m.cfg.Network.Adopt(ctx, rec.Link, l.id, rec.Network); err != nil {
+		// It must not run on with rules that nobody vouches for.
+		return sandbox.ReasonPolicy, "its network could not be taken over: " + oneLine(err)
+	}
+	answer, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	if err := agent.WaitReady(answer); err != nil {
+		// It may have ended just now: then that is the reason.
+		ended, stop := context.WithTimeout(ctx, time.Second)
+		defer stop()
+		if exit, err := inst.Wait(ended); err == nil {
+			return exit.Reason, exit.Detail
+		}
+		return sandbox.ReasonRuntimeCrashed, "its agent does not answer: " + oneLine(err)
+	}
+	m.refollowStart(answer, l, agent)
+	return "", ""
+}
+
+func (m *Manager) adoptInstance(ctx context.Context, rt sandbox.Runtime, rec store.Record) (sandbox.Instance, error) {
+	var err error
+	for try := range adoptTries {
+		if try > 0 {
+			select {
+			case <-time.After(200 * time.Millisecond):
+			case <-ctx.Done():
+				return nil, ctxError(ctx, "adopt sandbox "+string(rec.ID))
+			}
+		}
+		var inst sandbox.Instance
+		if inst, err = rt.Adopt(ctx, m.spec(rec)); err == nil {
+			return inst, nil
+		}
+		if errors.Is(err, &sandbox.Error{Code: sandbox.CodeNotFound}) {
+			return nil, err
+		}
+		m.log.WarnContext(ctx, "adopt a sandbox", "sandbox", rec.ID, "error", err)
+	}
+	return nil, err
+}
+
+// whyGone gives the end of a sandbox that could not be adopted. A runtime that
+// knows more than that it is gone says so in the error's "reason".
+func (m *Manager) whyGone(err error) (sandbox.Reason, string) {
+	var known *sandbox.Error
+	if !errors.As(err, &known) || known.Code != sandbox.CodeNotFound {
+		return sandbox.ReasonRuntimeCrashed, "it could not be adopted: " + oneLine(err)
+	}
+	if known.Details["reason"] == string(sandbox.ReasonOOM) {
+		return sandbox.ReasonOOM, "it ran out of memory while no daemon ran"
+	}
+	return sandbox.ReasonRuntimeCrashed, "it ended while no daemon ran"
+}
+
+// cleanUnknown removes what runtimes hold of sandboxes that are not live.
+func (m *Manager) cleanUnknown(ctx context.Context) error {
+	for _, rt := range m.cfg.Runtimes {
+		ids, err := rt.List(ctx)
+		if err != nil {
+			return describe(err, "list what runtime "+rt.Name()+" holds")
+		}
+		for _, id := range ids {
+			if l := m.find(id); l != nil && l.record().Runtime == rt.Name() {
+				continue
+			}
+			m.log.WarnContext(ctx, "remove a sandbox that is not on record", "sandbox", id, "runtime", rt.Name())
+			if err := rt.Clean(ctx, id); err != nil {
+				return describe(err, "remove the unknown sandbox "+string(id))
+			}
+		}
+	}
+	return nil
+}
+
+// slots gives the network slots of the live sandboxes.
+func (m *Manager) slots() map[int]sandbox.ID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	inUse := map[int]sandbox.ID{}
+	for id, l := range m.live {
+		if r := l.record(); r.Link.NetNS != "" {
+			inUse[r.Link.Slot] = id
+		}
+	}
+	return inUse
+}
+
+// removeUnknownDirs removes the directories of sandboxes that are not live,
+// and what was left in tmp.
+func (m *Manager) removeUnknownDirs(ctx context.Context) error {
+	entries, err := os.ReadDir(m.sandboxes())
+	if err != nil {
+		return sandbox.Errorf(sandbox.CodeInternal, "list the sandboxes' directories: %w", err)
+	}
+	for _, e := range entries {
+		id := sandbox.ID(e.Name())
+		if m.find(id) != nil {
+			continue
+		}
+		m.log.WarnContext(ctx, "remove the directory of a sandbox that is not live", "name", e.Name())
+		if err := m.removeDir(id); err != nil {
+			return err
+		}
+	}
+	tmp := filepath.Join(m.cfg.StateDir, "tmp")
+	if entries, err = os.ReadDir(tmp); err != nil {
+		return sandbox.Errorf(sandbox.CodeInternal, "list %s: %w", tmp, err)
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(tmp, e.Name())); err != nil {
+			return sandbox.Errorf(sandbox.CodeInternal, "empty %s: %w", tmp, err)
+		}
+	}
+	return nil
+}
