@@ -1,0 +1,66 @@
+package api
+
+import (
+	"context"
+	"io"
+	"net"
+	"time"
+
+	"github.com/warrenhq/warren/internal/agentclient"
+	"github.com/warrenhq/warren/internal/manager"
+	"github.com/warrenhq/warren/internal/sandbox"
+	"github.com/warrenhq/warren/internal/template"
+)
+
+// Backend is what the API needs below it: the manager.
+type Backend interface {
+	Lives
+	Insides
+	Templates
+	Keys
+	Host
+}
+
+// Lives makes, finds and ends sandboxes.
+type Lives interface {
+	Create(ctx context.Context, tenant string, r manager.CreateRequest) (sandbox.Sandbox, error)
+	Get(ctx context.Context, tenant string, id sandbox.ID) (sandbox.Sandbox, error)
+	List(ctx context.Context, tenant string, f manager.ListFilter) (page []sandbox.Sandbox, next string, err error)
+	Kill(ctx context.Context, tenant string, id sandbox.ID) error
+	SetTimeout(ctx context.Context, tenant string, id sandbox.ID, d time.Duration) (sandbox.Sandbox, error)
+	SetNetwork(ctx context.Context, tenant string, id sandbox.ID, p sandbox.NetworkPolicy) error
+	Subscribe(ctx context.Context, tenant string, afterSeq int64) (<-chan sandbox.Event, error)
+}
+
+// Insides reaches into live sandboxes.
+type Insides interface {
+	Agent(ctx context.Context, tenant string, id sandbox.ID) (*agentclient.Client, error)
+	Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error)
+	Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	Stats(ctx context.Context, tenant string, id sandbox.ID) (sandbox.Stats, error)
+	Logs(ctx context.Context, tenant string, id sandbox.ID, follow bool) (io.ReadCloser, error)
+}
+
+// Templates makes, finds and removes templates.
+type Templates interface {
+	Templates(ctx context.Context, tenant string) ([]template.Template, error)
+	Template(ctx context.Context, tenant, name string) (template.Template, error)
+	RemoveTemplate(ctx context.Context, tenant, name string) error
+	BuildTemplate(ctx context.Context, tenant string, r manager.BuildRequest, progress template.Progress) (template.Template, error)
+}
+
+// Keys makes, lists, removes and checks API keys.
+type Keys interface {
+	CreateKey(ctx context.Context, tenant, name string) (k manager.Key, secret string, err error)
+	Keys(ctx context.Context, tenant string) ([]manager.Key, error)
+	RemoveKey(ctx context.Context, tenant, id string) error
+	Authenticate(ctx context.Context, secret string) (string, error)
+}
+
+// Host tells of the machine.
+type Host interface {
+	Runtimes(ctx context.Context) []manager.RuntimeStatus
+	Capacity(ctx context.Context) manager.Capacity
+}
+
+var _ Backend = (*manager.Manager)(nil)
