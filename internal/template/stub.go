@@ -1,0 +1,22 @@
+package template
+
+import (
+	"context"
+	"io"
+)
+
+func (l *Library) BuildDebian(ctx context.Context, o DebianOptions, p Progress) (Template, error) {
+	panic("being built")
+}
+func (l *Library) Import(ctx context.Context, o ImportOptions, p Progress) (Template, error) {
+	panic("being built")
+}
+func (l *Library) BuildDockerfile(ctx context.Context, o DockerfileOptions, r StepRunner, p Progress) (Template, error) {
+	panic("being built")
+}
+
+func PackContext(ctx context.Context, dir string, dockerfile string) (io.ReadCloser, error) {
+	panic("being built")
+}
+
+func Base() DebianOptions { return DebianOptions{} }
