@@ -1,0 +1,3 @@
+package network
+
+func helper() int { return 0 }
