@@ -205,7 +205,7 @@ func (l *ledger) admit(id sandbox.ID, c claim, f facts) error {
 			size(f.memory.Available), size(b.MemoryReserve), size(l.sum.memoryNow), size(c.memoryNow))
 	}
 	if free := f.disk.Free - b.DiskReserve - l.sum.diskNow; free < c.diskNow {
-		return short("disk", "the state directory's filesystem has %s free, of which %s are kept in reserve", size(f.disk.Free), size(b.DiskReserve))
+		return short("disk", "the disk of the state directory has %s free, of which %s are kept in reserve", size(f.disk.Free), size(b.DiskReserve))
 	}
 	if l.sum.processes+c.processes > l.processCap {
 		return short("processes", "the host's process budget of %d is promised up to %d, %d more do not fit", l.processCap, l.sum.processes, c.processes)

@@ -1,0 +1,252 @@
+package manager_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/warrenhq/warren/internal/manager"
+	"github.com/warrenhq/warren/internal/manager/managertest"
+	"github.com/warrenhq/warren/internal/sandbox"
+	"github.com/warrenhq/warren/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const tenant = "default"
+
+// world is a host in memory with a state directory, on which one Manager after
+// another runs.
+type world struct {
+	dir   string
+	store *faultyStore
+	rt    *managertest.Runtime
+	other *managertest.Runtime
+	net   *managertest.Network
+	tpl   *managertest.Templates
+	clock *managertest.Clock
+	host  *managertest.Host
+	tune  func(*manager.Config)
+
+	m *manager.Manager
+}
+
+// faultyStore fails updates by choice.
+type faultyStore struct {
+	store.Store
+	onUpdate func(r store.Record) error
+}
+
+func (s *faultyStore) Update(ctx context.Context, r store.Record, events ...sandbox.Event) (store.Record, error) {
+	if s.onUpdate != nil {
+		if err := s.onUpdate(r); err != nil {
+			return r, err
+		}
+	}
+	return s.Store.Update(ctx, r, events...)
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{
+		dir: t.TempDir(), rt: managertest.NewRuntime("fake"), other: managertest.NewRuntime("other"), net: managertest.NewNetwork(1000),
+		tpl: managertest.NewTemplates(), clock: managertest.NewClock(time.Now()), host: managertest.NewHost(),
+	}
+	s, err := store.OpenSQLite(t.Context(), filepath.Join(w.dir, "warren.db"), store.Options{Ballast: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.store = &faultyStore{Store: s}
+	t.Cleanup(func() {
+		w.stop(t)
+		for _, rt := range []*managertest.Runtime{w.rt, w.other} {
+			rt.OnKill = nil
+			ids, _ := rt.List(context.Background())
+			for _, id := range ids {
+				rt.Clean(context.Background(), id)
+			}
+		}
+		s.Close()
+	})
+	return w
+}
+
+// start runs a Manager on w; an earlier one must have been stopped.
+func (w *world) start(t *testing.T) *manager.Manager {
+	t.Helper()
+	cfg := manager.Config{
+		StateDir: w.dir, Store: w.store, Runtimes: []sandbox.Runtime{w.rt, w.other}, Planned: []string{"isolate"},
+		Network: w.net, Templates: w.tpl, Clock: w.clock, Host: w.host,
+	}
+	if w.tune != nil {
+		w.tune(&cfg)
+	}
+	m, err := manager.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.m = m
+	if err := m.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// stop closes the Manager, as at the end of a daemon.
+func (w *world) stop(t *testing.T) {
+	t.Helper()
+	if w.m == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := w.m.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	w.m = nil
+}
+
+// check compares what the host holds with the live sandboxes on record.
+func (w *world) check(t *testing.T) {
+	t.Helper()
+	recs, _, err := w.store.List(context.Background(), store.Filter{Internal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := map[sandbox.ID]store.Record{}
+	for _, r := range recs {
+		switch {
+		case r.State.Ended():
+			if r.Reason == "" || r.EndedAt.IsZero() || r.Reason.FinalState() != r.State {
+				t.Errorf("%s ended as %s for reason %q at %v", r.ID, r.State, r.Reason, r.EndedAt)
+			}
+			if r.Token != "" || r.TrafficToken != "" || len(r.Env) > 0 {
+				t.Errorf("%s keeps its secrets after its end", r.ID)
+			}
+			if r.Op != store.OpNone {
+				t.Errorf("%s has ended and still has the intent %q", r.ID, r.Op)
+			}
+		case r.State == sandbox.Running && r.Op == store.OpNone:
+			live[r.ID] = r
+		default:
+			t.Errorf("%s is left %s with the intent %q", r.ID, r.State, r.Op)
+		}
+	}
+	held := map[sandbox.ID]bool{}
+	for _, rt := range []*managertest.Runtime{w.rt, w.other} {
+		ids, _ := rt.List(context.Background())
+		for _, id := range ids {
+			held[id] = true
+			if live[id].Runtime != rt.Name() {
+				t.Errorf("runtime %s holds %s, which is not live there", rt.Name(), id)
+			}
+		}
+	}
+	slots := w.net.Holders()
+	if len(slots) != len(live) {
+		t.Errorf("%d slots for %d live sandboxes", len(slots), len(live))
+	}
+	holds := w.tpl.Holders()
+	if len(holds) != len(live) {
+		t.Errorf("%d template holds for %d live sandboxes", len(holds), len(live))
+	}
+	dirs, err := os.ReadDir(filepath.Join(w.dir, "sandboxes"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if len(dirs) != len(live) {
+		t.Errorf("%d directories for %d live sandboxes", len(dirs), len(live))
+	}
+	for id, r := range live {
+		if !held[id] {
+			t.Errorf("no runtime holds %s", id)
+		}
+		if slots[r.Link.Slot] != id {
+			t.Errorf("slot %d is %q's, not %s's", r.Link.Slot, slots[r.Link.Slot], id)
+		}
+	}
+	if w.m != nil {
+		c := w.m.Capacity(context.Background())
+		var memory int64
+		for _, r := range live {
+			memory += int64(r.Resources.MemoryMiB+8) << 20
+		}
+		if c.Sandboxes != len(live) || c.MemoryPromised != memory || c.CreatesInFlight != 0 {
+			t.Errorf("capacity tells %d sandboxes, %d bytes, %d creates; want %d, %d, 0", c.Sandboxes, c.MemoryPromised, c.CreatesInFlight, len(live), memory)
+		}
+	}
+	w.checkEvents(t)
+}
+
+// checkEvents checks that every sandbox's events are a legal life.
+func (w *world) checkEvents(t *testing.T) {
+	t.Helper()
+	evs, err := w.store.EventsAfter(context.Background(), "", 0, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := map[sandbox.ID]sandbox.State{}
+	for _, e := range evs {
+		if e.Type != sandbox.EventState {
+			continue
+		}
+		if e.From != at[e.Sandbox] {
+			t.Errorf("event %d: %s goes from %q, but was %q", e.Seq, e.Sandbox, e.From, at[e.Sandbox])
+		}
+		if e.From != "" && !e.From.CanBecome(e.To) {
+			t.Errorf("event %d: %s goes from %s to %s", e.Seq, e.Sandbox, e.From, e.To)
+		}
+		if e.To.Ended() != (e.Reason != "") {
+			t.Errorf("event %d: %s to %s with reason %q", e.Seq, e.Sandbox, e.To, e.Reason)
+		}
+		at[e.Sandbox] = e.To
+	}
+}
+
+func create(t *testing.T, m *manager.Manager, r manager.CreateRequest) sandbox.Sandbox {
+	t.Helper()
+	s, err := m.Create(t.Context(), tenant, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func wantCode(t *testing.T, err error, code sandbox.Code, words ...string) {
+	t.Helper()
+	if sandbox.CodeOf(err) != code {
+		t.Fatalf("error is %v (%q), want %s", err, sandbox.CodeOf(err), code)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q does not tell of %q", err, w)
+		}
+	}
+}
+
+// eventually waits until f holds.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if f() {
+			return
+		}
+	}
+	t.Fatalf("it never came to be that %s", what)
+}
+
+func (w *world) waitEnded(t *testing.T, id sandbox.ID) sandbox.Sandbox {
+	t.Helper()
+	var s sandbox.Sandbox
+	eventually(t, string(id)+" has ended", func() bool {
+		s, _ = w.m.Get(context.Background(), tenant, id)
+		return s.State.Ended()
+	})
+	return s
+}
