@@ -38,9 +38,10 @@ type build struct {
 	tmp    string // its own directory under tmp
 	seq    atomic.Int64
 
-	mu       sync.Mutex // of progress and pinned
+	pinned []string // of l.mu
+
+	mu       sync.Mutex // one event at a time
 	progress Progress
-	pinned   []string
 }
 
 // begin starts a build; end must be called.
@@ -111,9 +112,7 @@ func (b *build) pin(digest string) bool {
 		return false
 	}
 	b.l.pins[digest]++
-	b.mu.Lock()
 	b.pinned = append(b.pinned, digest)
-	b.mu.Unlock()
 	return true
 }
 

@@ -5,9 +5,6 @@ import (
 	"io"
 )
 
-func (l *Library) BuildDebian(ctx context.Context, o DebianOptions, p Progress) (Template, error) {
-	panic("being built")
-}
 func (l *Library) Import(ctx context.Context, o ImportOptions, p Progress) (Template, error) {
 	panic("being built")
 }
@@ -18,5 +15,3 @@ func (l *Library) BuildDockerfile(ctx context.Context, o DockerfileOptions, r St
 func PackContext(ctx context.Context, dir string, dockerfile string) (io.ReadCloser, error) {
 	panic("being built")
 }
-
-func Base() DebianOptions { return DebianOptions{} }
