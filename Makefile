@@ -55,7 +55,7 @@ arm64: ## build everything for linux/arm64 into bin/arm64
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build -C tools/runsc -trimpath -ldflags='-s -w' -o ../../bin/arm64/runsc gvisor.dev/gvisor/runsc
 
 bench: setup-test build ## measure on this host; raw JSON goes to bench/results
-	$(GO) run ./bench/cmd/warren-bench
+	$(GO) run ./bench/warren-bench
 
 lint: ## golangci-lint
 	$(GO) run $(GOLANGCI) run ./...
