@@ -45,6 +45,7 @@ type Templates interface {
 	List(ctx context.Context, tenant string) ([]template.Template, error)
 	Get(ctx context.Context, tenant, nameOrID string) (template.Template, error)
 	Remove(ctx context.Context, tenant, nameOrID string) (template.Template, error)
+	Collect(ctx context.Context) error
 	Builder
 }
 

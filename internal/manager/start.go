@@ -62,6 +62,10 @@ func (m *Manager) Start(ctx context.Context) error {
 		m.enter(l)
 	}
 	pointStartEntered.Hit()
+	// Every holder is known now: what none holds can go.
+	if err := m.cfg.Templates.Collect(ctx); err != nil {
+		m.log.WarnContext(ctx, "remove what no template needs", "error", err)
+	}
 	var group errgroup.Group
 	group.SetLimit(adoptions)
 	for _, rec := range recs {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -32,8 +33,34 @@ func (m *Manager) Template(ctx context.Context, tenant, name string) (template.T
 // RemoveTemplate removes a tenant's template. CodeConflict: a live sandbox was
 // made from it.
 func (m *Manager) RemoveTemplate(ctx context.Context, tenant, name string) error {
-	_, err := m.cfg.Templates.Remove(ctx, tenant, name)
+	t, err := m.cfg.Templates.Get(ctx, tenant, name)
+	if err != nil {
+		return err
+	}
+	if t.Tenant == tenant {
+		if users := m.usersOf(t.ID); len(users) > 0 {
+			return sandbox.Errorf(sandbox.CodeConflict, "template %q is in use by %d sandboxes (%s): end them first", t.Name, len(users), users[0]).
+				With("sandbox", string(users[0]))
+		}
+	}
+	// A create that comes in between is no harm: the library keeps the layers
+	// of what is held.
+	_, err = m.cfg.Templates.Remove(ctx, tenant, name)
 	return err
+}
+
+// usersOf gives the live sandboxes of a template.
+func (m *Manager) usersOf(templateID string) []sandbox.ID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ids []sandbox.ID
+	for id, l := range m.live {
+		if l.record().TemplateID == templateID {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // BuildTemplate makes a template of the tenant's, whatever tenant r names, and

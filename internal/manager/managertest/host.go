@@ -215,14 +215,12 @@ func (t *Templates) Remove(ctx context.Context, tenant, name string) (template.T
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for holder, id := range t.holds {
-		if id == tpl.ID {
-			return tpl, sandbox.Errorf(sandbox.CodeConflict, "template %q is held by %s", name, holder)
-		}
-	}
 	delete(t.all, tpl.Name)
 	return tpl, nil
 }
+
+// Collect implements manager.Templates.
+func (t *Templates) Collect(context.Context) error { return nil }
 
 // BuildDebian implements manager.Builder.
 func (t *Templates) BuildDebian(_ context.Context, o template.DebianOptions, _ template.Progress) (template.Template, error) {
