@@ -59,6 +59,13 @@ func Base() DebianOptions {
 			"/usr/include/boost/*", "/usr/lib/*/openblas-pthread/*.a", "/usr/lib/*/lapack/*.a",
 			"/usr/lib/*/blas/*.a", "/usr/share/unicode/*", "/usr/bin/*lto-dump*",
 		}, slim...),
+		// The libraries' own tests, which dpkg has to see while it compiles
+		// Python files, and static libraries for programs that embed Python.
+		Prune: []string{
+			"usr/lib/python3/dist-packages/*/tests", "usr/lib/python3/dist-packages/*/*/tests",
+			"usr/lib/python3/dist-packages/*/*/*/tests", "usr/lib/python3/dist-packages/sympy/integrals/rubi",
+			"usr/lib/python3.*/config-*/*.a", "usr/share/nodejs/@types",
+		},
 	}
 }
 
@@ -95,7 +102,7 @@ func (l *Library) BuildDebian(ctx context.Context, o DebianOptions, p Progress) 
 		return t, err
 	}
 	pointBootstrapped.Hit()
-	if err := settle(dir, o.User); err != nil {
+	if err := settle(dir, o.User, o.Prune); err != nil {
 		return t, layer.Error("settle the root filesystem", err)
 	}
 	digest, err := b.commitTree(dir, layer.HashOptions{})
@@ -139,7 +146,7 @@ var emptied = []string{
 // settle takes an installation's traces off the root filesystem in dir and
 // makes user. Everything goes through os.Root: the packages' scripts are
 // trusted, their symlinks need not be.
-func settle(dir, user string) error {
+func settle(dir, user string, prune []string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -153,6 +160,17 @@ func settle(dir, user string) error {
 	for _, d := range emptied {
 		if err := empty(root, d); err != nil {
 			return err
+		}
+	}
+	for _, pattern := range prune {
+		names, err := fs.Glob(root.FS(), pattern)
+		if err != nil {
+			return sandbox.Errorf(sandbox.CodeInvalid, "the pattern %s is malformed: %w", layer.Quote(pattern), err)
+		}
+		for _, n := range names {
+			if err := root.RemoveAll(n); err != nil {
+				return err
+			}
 		}
 	}
 	for _, d := range []string{"var/cache/apt/archives/partial", "var/lib/apt/lists/partial"} {

@@ -5,9 +5,6 @@ import (
 	"io"
 )
 
-func (l *Library) Import(ctx context.Context, o ImportOptions, p Progress) (Template, error) {
-	panic("being built")
-}
 func (l *Library) BuildDockerfile(ctx context.Context, o DockerfileOptions, r StepRunner, p Progress) (Template, error) {
 	panic("being built")
 }

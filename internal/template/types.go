@@ -60,6 +60,7 @@ type DebianOptions struct {
 	User     string            // a login user to make, uid 1000, in group sudo; "" makes none
 	Env      map[string]string // "" PATH and LANG get defaults
 	Slim     []string          // path patterns that packages do not get to unpack (dpkg's --path-exclude); nil is documentation, man pages and translations
+	Prune    []string          // patterns (path.Match, relative to /) of what is removed after the installation
 	Variant  string            // mmdebstrap's: "minbase" (the default), "essential", "apt", "custom"
 }
 
