@@ -27,6 +27,10 @@ const Name = "container"
 // is inside and counts as workload; this is the kernel's share, rounded up.
 const overheadMiB = 2
 
+// agentOOMScore keeps the kernel from choosing the agent while anything else
+// in the sandbox can be ended.
+const agentOOMScore = -998
+
 // The fault points of Create, before those of oci.Engine.Start.
 var (
 	pointBegun   = fault.Register("container.create.begun")
@@ -171,12 +175,7 @@ func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oc
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.CodeInvalid, "%w", err)
 	}
-	userns, err := ids.UserNS()
-	if err != nil {
-		return nil, sandbox.Errorf(sandbox.CodeUnavailable, "%w", err)
-	}
-	defer userns.Close()
-	stage, err := d.eng.NewStage(spec, rwDir(spec.Dir), userns)
+	stage, err := d.eng.NewStage(spec, rwDir(spec.Dir), &ids)
 	if err != nil {
 		return nil, err
 	}
@@ -191,6 +190,10 @@ func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oc
 		Stage:   stage,
 		Argv:    d.argv(),
 		NoUnify: filepath.Base(d.binary) == "crun",
+		// By the spec it would be set inside the user namespace, where it must
+		// not go down. The agent raises the score of what it starts, so that it
+		// is spared too where the daemon may not lower its own.
+		After: func(_ *oci.Cgroup, first *oci.Process) error { return first.SpareFromOOM(agentOOMScore) },
 	})
 }
 

@@ -46,9 +46,10 @@ type Driver struct {
 }
 
 var (
-	_ sandbox.Runtime   = (*Driver)(nil)
-	_ sandbox.Instance  = (*Instance)(nil)
-	_ sandbox.Suspender = (*Instance)(nil)
+	_ sandbox.Runtime    = (*Driver)(nil)
+	_ sandbox.Instance   = (*Instance)(nil)
+	_ sandbox.Suspender  = (*Instance)(nil)
+	_ sandbox.OOMWatcher = (*Instance)(nil)
 )
 
 // New makes the driver. Config.Binary may be a path of runsc; empty looks it
@@ -131,7 +132,7 @@ func (d *Driver) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Instanc
 		}
 		return nil, err
 	}
-	return &Instance{Instance: i, drv: d}, nil
+	return &Instance{Instance: i}, nil
 }
 
 func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oci.Instance, error) {
@@ -159,12 +160,9 @@ func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oc
 		Stage: stage,
 		Argv:  append(d.argv(), "--overlay2="+overlay(spec)),
 		Env:   sentryEnv,
-		After: func(g *oci.Cgroup) error {
+		After: func(g *oci.Cgroup, _ *oci.Process) error {
 			// runsc took what the sandbox sees as its memory from the limit at
 			// the start; the Sentry's own share comes on top.
-			if err := g.SetOOMGroup(); err != nil {
-				return err
-			}
 			return g.SetMemory(int64(spec.Resources.MemoryMiB+overheadMiB) << 20)
 		},
 	})
@@ -211,6 +209,10 @@ func (d *Driver) bundle(s sandbox.Spec, cpus []int, stage *oci.Stage) error {
 	if err != nil {
 		return err
 	}
+	stage.Point(oci.AgentMount)
+	// On an empty /tmp runsc mounts a tmpfs, whose files would count as memory
+	// and end the sandbox when they are many.
+	stage.Point("/tmp/.warren")
 	pids := int64(s.Resources.PIDs + overheadPIDs)
 	spec.Linux.Resources.Pids.Limit = &pids
 	spec.Mounts = append(spec.Mounts,
@@ -228,7 +230,7 @@ func (d *Driver) Adopt(ctx context.Context, spec sandbox.Spec) (sandbox.Instance
 	if err != nil {
 		return nil, err
 	}
-	return &Instance{Instance: i, drv: d}, nil
+	return &Instance{Instance: i}, nil
 }
 
 // Clean implements sandbox.Runtime.
@@ -246,4 +248,3 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	return d.eng.Close()
 }
-

@@ -182,15 +182,6 @@ func (g *Cgroup) SetMemory(limit int64) error {
 	return setMemoryV1(g.dir("memory"), strconv.FormatInt(limit, 10))
 }
 
-// SetOOMGroup makes the kernel end all of the group's processes when it must
-// end one for memory. v1 cannot and does nothing.
-func (g *Cgroup) SetOOMGroup() error {
-	if g.h.mode != host.CgroupV2 {
-		return nil
-	}
-	return writeFile(filepath.Join(g.dir(""), "memory.oom.group"), "1")
-}
-
 // OOMKills is the number of the group's processes that the kernel ended at a
 // memory limit so far.
 func (g *Cgroup) OOMKills() (int64, error) {

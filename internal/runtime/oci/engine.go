@@ -158,10 +158,7 @@ func (e *Engine) Clean(ctx context.Context, id sandbox.ID) error {
 	if err != nil {
 		return err
 	}
-	if err := g.Kill(ctx); err != nil {
-		return sandbox.Errorf(sandbox.CodeInternal, "end sandbox %s: %w", id, err)
-	}
-	if err := e.killFirst(ctx, id); err != nil {
+	if err := e.killAll(ctx, id, g); err != nil {
 		return sandbox.Errorf(sandbox.CodeInternal, "end sandbox %s: %w", id, err)
 	}
 	pointKilled.Hit()
@@ -180,6 +177,26 @@ func (e *Engine) Clean(ctx context.Context, id sandbox.ID) error {
 		return sandbox.Errorf(sandbox.CodeInternal, "record of sandbox %s: %w", id, err)
 	}
 	return nil
+}
+
+// killAll ends every process of a sandbox. One that was not whole may also
+// have processes of the OCI runtime, which could put others into the group.
+func (e *Engine) killAll(ctx context.Context, id sandbox.ID, g *Cgroup) error {
+	r, err := readRecord(e.BundleDir(id))
+	for whole := err == nil && r.PID != 0; ; {
+		starters := 0
+		if !whole {
+			if starters, err = e.killStarters(id); err != nil {
+				return err
+			}
+		}
+		if err := g.Kill(ctx); err != nil {
+			return err
+		}
+		if starters == 0 {
+			return e.killFirst(ctx, id)
+		}
+	}
 }
 
 // killFirst ends the recorded first process, should it not be in the group,

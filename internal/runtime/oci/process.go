@@ -88,6 +88,17 @@ func (p *Process) Wait(ctx context.Context) error {
 	return err
 }
 
+// SpareFromOOM sets the process's oom_score_adj (proc(5)), -1000 to 1000: the
+// kernel chooses it for its memory only when nothing of a higher score is left.
+// Without CAP_SYS_RESOURCE a score cannot go down, and stays.
+func (p *Process) SpareFromOOM(adj int) error {
+	err := writeFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.PID), strconv.Itoa(adj))
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, os.ErrNotExist) {
+		return nil // ErrNotExist: it ended, which the wait for its answer tells
+	}
+	return err
+}
+
 // exitStatus is how the process ended, where the kernel tells it to others
 // than the parent (Linux 6.15), and only after the parent took note.
 func (p *Process) exitStatus() (unix.WaitStatus, bool) {

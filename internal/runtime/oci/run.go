@@ -40,7 +40,7 @@ type Start struct {
 	// Before runs in the private mount namespace right before the runtime.
 	Before func() error
 	// After runs once the sandbox runs and before its agent is waited for.
-	After func(g *Cgroup) error
+	After func(g *Cgroup, first *Process) error
 }
 
 // Start runs the OCI runtime once, detached, and returns when the agent
@@ -66,7 +66,7 @@ func (e *Engine) Start(ctx context.Context, s Start) (*Instance, error) {
 	bundle := e.BundleDir(s.Spec.ID)
 	pidFile, logFile := filepath.Join(bundle, "pid"), filepath.Join(bundle, "log")
 	argv := append(s.Argv[:len(s.Argv):len(s.Argv)], "--log="+logFile)
-	argv = append(argv, "run", "--detach", "--bundle="+bundle, "--pid-file="+pidFile, string(s.Spec.ID))
+	argv = append(argv, "run", "--detach", e.bundleArg(s.Spec.ID), "--pid-file="+pidFile, string(s.Spec.ID))
 	err = inPrivateMounts(func() error {
 		if s.NoUnify && host.Cgroups() == host.CgroupHybrid {
 			if err := unix.Unmount("/sys/fs/cgroup/unified", unix.MNT_DETACH); err != nil {
@@ -105,7 +105,7 @@ func (e *Engine) Start(ctx context.Context, s Start) (*Instance, error) {
 	pointStarted.Hit()
 	g, err := e.Cgroup(s.Spec.ID)
 	if err == nil && s.After != nil {
-		err = s.After(g)
+		err = s.After(g, p)
 	}
 	if err != nil {
 		p.Close()

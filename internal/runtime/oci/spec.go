@@ -8,6 +8,7 @@ import (
 
 	"github.com/moby/profiles/seccomp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/warrenhq/warren/internal/host"
 	"github.com/warrenhq/warren/internal/sandbox"
@@ -33,10 +34,6 @@ var (
 	ReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-// oomScoreAdj keeps the kernel from choosing the agent while anything else in
-// the sandbox can be ended (proc(5)).
-const oomScoreAdj = -998
-
 // cpuPeriod is the CPU quota's period in microseconds, the kernel's default.
 const cpuPeriod = 100_000
 
@@ -52,7 +49,6 @@ func NewSpec(s sandbox.Spec, g *Cgroup, cpus []int, stage *Stage, agent string) 
 	memory := int64(s.Resources.MemoryMiB) << 20
 	quota := int64(s.Resources.CPUs * cpuPeriod)
 	period := uint64(cpuPeriod)
-	adj := oomScoreAdj
 	spec := &specs.Spec{
 		Version:  "1.0.2", // the newest that the oldest supported runtime knows
 		Hostname: s.Hostname,
@@ -62,12 +58,11 @@ func NewSpec(s sandbox.Spec, g *Cgroup, cpus []int, stage *Stage, agent string) 
 			Cwd:             "/",
 			Env:             []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "GOMEMLIMIT=24MiB", "GOGC=50"},
 			NoNewPrivileges: true,
-			OOMScoreAdj:     &adj,
 			Capabilities: &specs.LinuxCapabilities{
 				Bounding: capabilities, Effective: capabilities, Permitted: capabilities,
 			},
 			Rlimits: []specs.POSIXRlimit{
-				{Type: "RLIMIT_NOFILE", Soft: 65536, Hard: 1 << 20},
+				files(),
 				{Type: "RLIMIT_CORE", Soft: 0, Hard: 0}, // a core would go where the host's core_pattern says
 			},
 		},
@@ -99,6 +94,17 @@ func NewSpec(s sandbox.Spec, g *Cgroup, cpus []int, stage *Stage, agent string) 
 		spec.Linux.Resources.Memory.Swap = &memory // memory and swap together: no swap
 	}
 	return spec, nil
+}
+
+// files is the limit of open files: many, within what the daemon itself has,
+// since a user namespace cannot go above.
+func files() specs.POSIXRlimit {
+	most := uint64(1 << 20)
+	var have unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &have) == nil {
+		most = min(most, have.Max)
+	}
+	return specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Soft: min(65536, most), Hard: most}
 }
 
 // devices denies all devices but the harmless ones.

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,8 +22,10 @@ type Stage struct {
 	dir    string
 	layers []*os.File // detached mounts, topmost first
 	rw     *os.File   // of the directory with upper and work; nil is read-only
+	root   int        // the host's id of the sandbox's root
 	files  map[string]*os.File
 	dirs   []string
+	points []string // mount points to have in the root
 }
 
 // stageDirs are candidates for Stage.dir: standard directories that nobody
@@ -48,8 +51,9 @@ next:
 }
 
 // NewStage opens a sandbox's layers and, where it is not "", the directory rw
-// to hold its changes. Ids are mapped through userns unless it is nil.
-func (e *Engine) NewStage(spec sandbox.Spec, rw string, userns *os.File) (*Stage, error) {
+// to hold its changes. Ids on them are those of the sandbox, which ids maps;
+// nil leaves them as they are.
+func (e *Engine) NewStage(spec sandbox.Spec, rw string, ids *idmap.Range) (*Stage, error) {
 	if len(spec.Layers) == 0 {
 		return nil, sandbox.Errorf(sandbox.CodeBadTemplate, "sandbox %s has no root filesystem: its template has no layer", spec.ID)
 	}
@@ -57,15 +61,24 @@ func (e *Engine) NewStage(spec sandbox.Spec, rw string, userns *os.File) (*Stage
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	s, err := newStage(dir, spec.Layers, rw, userns)
+	s, err := newStage(dir, spec.Layers, rw, ids)
 	if err != nil {
 		return nil, unavailable(err)
 	}
 	return s, nil
 }
 
-func newStage(dir string, layers []string, rw string, userns *os.File) (*Stage, error) {
+func newStage(dir string, layers []string, rw string, ids *idmap.Range) (*Stage, error) {
 	s := &Stage{dir: dir, files: map[string]*os.File{}}
+	var userns *os.File
+	if ids != nil {
+		var err error
+		if userns, err = ids.UserNS(); err != nil {
+			return nil, err
+		}
+		defer userns.Close()
+		s.root = int(ids.Base)
+	}
 	for _, l := range layers {
 		t, err := idmap.OpenTree(l, userns, true)
 		if err != nil {
@@ -107,6 +120,10 @@ func (s *Stage) Dir(name string) string {
 	s.dirs = append(s.dirs, name)
 	return filepath.Join(s.dir, name)
 }
+
+// Point sees to it that the root has the file name, empty: a runtime that gets the root read-only cannot make the
+// points to mount at.
+func (s *Stage) Point(name string) { s.points = append(s.points, name) }
 
 // Root is where the root filesystem will be.
 func (s *Stage) Root() string { return filepath.Join(s.dir, "root") }
@@ -159,7 +176,7 @@ func place(t *os.File, name string) error {
 }
 
 func (s *Stage) mountRoot() error {
-	if s.rw == nil && len(s.layers) == 1 {
+	if s.rw == nil && len(s.layers) == 1 && len(s.points) == 0 {
 		return idmap.Move(s.layers[0], "root")
 	}
 	// Short relative names: the options of a mount must fit one page, whatever
@@ -171,6 +188,12 @@ func (s *Stage) mountRoot() error {
 			return err
 		}
 		if err := idmap.Move(t, lower[i]); err != nil {
+			return err
+		}
+	}
+	if len(s.points) > 0 {
+		lower = append([]string{"points"}, lower...)
+		if err := s.makePoints(); err != nil {
 			return err
 		}
 	}
@@ -192,10 +215,59 @@ func (s *Stage) mountRoot() error {
 	// An upper must be whole by itself, as a layer of others; and a layer that
 	// came from outside must not point into another.
 	opts += ",metacopy=off,redirect_dir=nofollow,index=off"
-	if err := unix.Mount("overlay", "root", "overlay", 0, opts); err != nil {
+	err := asFSUser(s.root, func() error { return unix.Mount("overlay", "root", "overlay", 0, opts) })
+	if err != nil {
 		return fmt.Errorf("mount overlay of %d layers: %w", len(s.layers), err)
 	}
 	return nil
+}
+
+func (s *Stage) makePoints() error {
+	for _, name := range s.points {
+		path := filepath.Join("points", name)
+		dir := filepath.Dir(path)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			return err
+		}
+		// Where the directory is in several layers, the topmost's mode counts,
+		// which is this one's.
+		if dir == "points/tmp" {
+			if err := os.Chmod(dir, os.ModeSticky|0o777); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// asFSUser runs f with the file system ids of the sandbox's root, and with all
+// of the thread's capabilities. An overlay does its own work on the upper with
+// the ids of who mounted it, and the host's root has no place on a mount that
+// is mapped for a sandbox.
+func asFSUser(id int, f func() error) error {
+	if id == 0 {
+		return f()
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&header, &caps[0]); err != nil {
+		return fmt.Errorf("capget: %w", err)
+	}
+	if err := errors.Join(unix.Setfsgid(id), unix.Setfsuid(id)); err != nil {
+		return fmt.Errorf("take the ids of %d: %w", id, err)
+	}
+	defer func() {
+		unix.Setfsgid(0)
+		unix.Setfsuid(0)
+	}()
+	// The change dropped the capabilities over files from the effective set.
+	if err := unix.Capset(&header, &caps[0]); err != nil {
+		return fmt.Errorf("capset: %w", err)
+	}
+	return f()
 }
 
 // Close frees what was not mounted.
