@@ -28,8 +28,8 @@ import (
 
 // Bounds of one upload.
 const (
-	maxFiles         = 10_000                        // of one multipart upload
-	maxMetadata      = 4096                          // bytes of names with prefix, and values; what ext4 keeps of an inode
+	maxFiles         = 10_000                         // of one multipart upload
+	maxMetadata      = 4096                           // bytes of names with prefix, and values; what ext4 keeps of an inode
 	maxMetadataKey   = 255 - len(fsys.MetadataPrefix) // the kernel's limit on an attribute's name
 	maxComposeBody   = 4 << 20
 	defaultFileMode  = 0o644

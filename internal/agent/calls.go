@@ -1,0 +1,131 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/warrenhq/warren/internal/agent/control"
+	"github.com/warrenhq/warren/internal/agent/files"
+	"github.com/warrenhq/warren/internal/agent/identity"
+	"github.com/warrenhq/warren/internal/agent/session"
+)
+
+// maxInit bounds the body of POST /init, in bytes: thousands of variables fit.
+const maxInit = 16 << 20
+
+// parseInit reads and checks the body of POST /init; none at all changes
+// nothing.
+func parseInit(body io.Reader) (control.InitRequest, error) {
+	var r control.InitRequest
+	data, err := io.ReadAll(body)
+	if err != nil {
+		return r, err
+	}
+	if len(bytes.TrimSpace(data)) == 0 {
+		return r, nil
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return r, fmt.Errorf("the body is not a valid init: %w", err)
+	}
+	if err := session.CheckEnv(r.EnvVars); err != nil {
+		return r, err
+	}
+	for name, v := range map[string]string{"accessToken": r.AccessToken, "defaultUser": r.DefaultUser, "defaultWorkdir": r.DefaultWorkdir, "sandboxID": r.SandboxID, "templateID": r.TemplateID} {
+		if strings.ContainsAny(v, "\x00\r\n") {
+			return r, fmt.Errorf("%s has a control character", name)
+		}
+	}
+	return r, identity.Check(r)
+}
+
+// handleInit serves POST /init. The first one needs no token, as there is none
+// yet; it is the daemon's, before anything of the sandbox's owner runs.
+func (a *Agent) handleInit(w http.ResponseWriter, r *http.Request) {
+	req, err := parseInit(http.MaxBytesReader(w, r.Body, maxInit))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		files.WriteStatus(w, http.StatusRequestEntityTooLarge, err.Error())
+		return
+	case err != nil:
+		files.WriteStatus(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	select {
+	case <-a.initMu:
+		defer func() { a.initMu <- struct{}{} }()
+	case <-r.Context().Done():
+		return
+	}
+	// Under the turn: of two first inits at once, one is the second.
+	if !a.session.Allowed(r.Header.Get(control.TokenHeader)) {
+		files.WriteStatus(w, http.StatusUnauthorized, "this sandbox was initialized before: give its access token in the "+control.TokenHeader+" header")
+		return
+	}
+	fresh, late := a.session.Update(req)
+	if !late {
+		if err := a.host.Apply(req, fresh); err != nil {
+			files.WriteError(w, err)
+			return
+		}
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (a *Agent) handleEnvs(w http.ResponseWriter, r *http.Request) {
+	env := a.session.Env()
+	if env == nil {
+		env = map[string]string{}
+	}
+	files.WriteJSON(w, env)
+}
+
+func (a *Agent) handleMetrics(w http.ResponseWriter, r *http.Request) {
+	m, err := a.metrics()
+	if err != nil {
+		files.WriteError(w, err)
+		return
+	}
+	files.WriteJSON(w, m)
+}
+
+func (a *Agent) handleStats(w http.ResponseWriter, r *http.Request) {
+	var ms runtime.MemStats
+	runtime.ReadMemStats(&ms)
+	files.WriteJSON(w, control.Stats{
+		Version:    EnvdVersion,
+		PID:        os.Getpid(),
+		UptimeSec:  time.Since(a.started).Seconds(),
+		RSSBytes:   residentBytes(),
+		HeapBytes:  int64(ms.HeapAlloc),
+		Goroutines: runtime.NumGoroutine(),
+		Processes:  a.commands.Running(),
+		Started:    a.commands.Started(),
+		Reaped:     a.reaper.Reaped(),
+		Watchers:   a.fs.Watchers(),
+		Tunnels:    a.tunnels.Open(),
+	})
+}
+
+// residentBytes is the agent's resident memory, by /proc/self/statm.
+func residentBytes() int64 {
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	f := strings.Fields(string(data))
+	if len(f) < 2 {
+		return 0
+	}
+	pages, _ := strconv.ParseInt(f[1], 10, 64)
+	return pages * int64(os.Getpagesize())
+}
