@@ -26,6 +26,31 @@ type Point struct {
 	left atomic.Int64 // hits until the kill; 0 is unarmed
 }
 
+// trace, where set, is told of every hit.
+var trace atomic.Pointer[func(name string)]
+
+// Trace has f called with the name of every point that is passed from now on;
+// nil ends it. Tests learn by it which points an operation has.
+func Trace(f func(name string)) {
+	if f == nil {
+		trace.Store(nil)
+		return
+	}
+	trace.Store(&f)
+}
+
+// Arm makes the point kill at its nth hit from now on, and tells whether there
+// is such a point.
+func Arm(name string, hits int64) bool {
+	mu.Lock()
+	defer mu.Unlock()
+	p := points[name]
+	if p != nil {
+		p.left.Store(hits)
+	}
+	return p != nil
+}
+
 var (
 	mu       sync.Mutex
 	points   = map[string]*Point{}
@@ -63,6 +88,9 @@ func Points() []string {
 // Hit passes the point: it ends the process if the point is armed and this is
 // the hit that it was armed for.
 func (p *Point) Hit() {
+	if f := trace.Load(); f != nil {
+		(*f)(p.name)
+	}
 	if p.left.Load() == 0 {
 		return
 	}

@@ -11,6 +11,11 @@ import (
 var testPoint = Register("fault.test")
 
 func TestHitKillsAtTheArmedHit(t *testing.T) {
+	if os.Getenv("WARREN_FAULT_TEST_CHILD") == "arm" {
+		if !Arm("fault.test", 2) || Arm("fault.none", 1) {
+			os.Exit(1)
+		}
+	}
 	if os.Getenv("WARREN_FAULT_TEST_CHILD") != "" {
 		for range 3 {
 			os.Stdout.WriteString("x")
@@ -22,6 +27,7 @@ func TestHitKillsAtTheArmedHit(t *testing.T) {
 		arm, out string
 		killed   bool
 	}{
+		{"arm", "xx", true},
 		{"", "xxx", false},
 		{"fault.other", "xxx", false},
 		{"fault.test", "x", true},
@@ -31,6 +37,9 @@ func TestHitKillsAtTheArmedHit(t *testing.T) {
 	} {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestHitKillsAtTheArmedHit$")
 		cmd.Env = append(os.Environ(), Env+"="+tc.arm, "WARREN_FAULT_TEST_CHILD=1")
+		if tc.arm == "arm" {
+			cmd.Env = append(os.Environ(), "WARREN_FAULT_TEST_CHILD=arm")
+		}
 		out, err := cmd.Output()
 		got := strings.TrimSuffix(string(out), "PASS\n")
 		if got != tc.out {
@@ -40,5 +49,16 @@ func TestHitKillsAtTheArmedHit(t *testing.T) {
 		if killed := ws.Signaled() && ws.Signal() == syscall.SIGKILL; killed != tc.killed {
 			t.Errorf("%q: killed is %v, want %v (%v)", tc.arm, killed, tc.killed, err)
 		}
+	}
+}
+
+func TestTrace(t *testing.T) {
+	var got []string
+	Trace(func(name string) { got = append(got, name) })
+	testPoint.Hit()
+	Trace(nil)
+	testPoint.Hit()
+	if strings.Join(got, " ") != "fault.test" {
+		t.Errorf("traced %v", got)
 	}
 }
