@@ -55,6 +55,7 @@ type BuildDebian struct {
 	Mirror   string            `json:"mirror,omitempty" doc:"http(s) URL; default: the host's own apt sources for the suite"`
 	User     string            `json:"user,omitempty" doc:"A login user to make, with uid 1000"`
 	Env      map[string]string `json:"env,omitempty"`
+	Slim     []string          `json:"slim,omitempty" doc:"Path patterns that packages do not get to unpack; default: documentation, man pages and translations"`
 	Variant  string            `json:"variant,omitempty" enum:"minbase,essential,apt,custom"`
 }
 
