@@ -248,7 +248,9 @@ func links(w Where) ([]Item, error) {
 	for _, l := range found {
 		name, ours := strings.CutPrefix(l.Attrs().Name, prefix)
 		if ours {
-			all = append(all, Item{Kind: Link, Name: l.Attrs().Name, Slot: slotOf(name), Shared: name == "dns"})
+			// The resolver's own are not numbered.
+			slot := slotOf(name)
+			all = append(all, Item{Kind: Link, Name: l.Attrs().Name, Slot: slot, Shared: slot == 0})
 		}
 	}
 	return all, nil
