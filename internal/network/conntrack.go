@@ -27,6 +27,7 @@ func fromIPNet(n net.IPNet) (netip.Prefix, bool) {
 type flow struct {
 	src, dst netip.Addr
 	dport    uint16 // 0 where the protocol has none
+	masked   bool   // answers go to another address than src: it is masqueraded
 }
 
 // forget deletes the connections of the kernel's table that drop chooses. It
@@ -69,11 +70,14 @@ func origTuple(attrs []byte) (raw []byte, f flow, ok bool) {
 		return nil, f, false
 	}
 	var back []mdl.Attribute
+	var reply flow
 	for _, a := range top {
 		switch a.Type &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER) {
 		case nl.CTA_TUPLE_ORIG:
 			back = append(back, a)
 			f, ok = parseTuple(a.Data)
+		case nl.CTA_TUPLE_REPLY:
+			reply, _ = parseTuple(a.Data)
 		case nl.CTA_ZONE:
 			back = append(back, a)
 		}
@@ -81,6 +85,7 @@ func origTuple(attrs []byte) (raw []byte, f flow, ok bool) {
 	if !ok {
 		return nil, f, false
 	}
+	f.masked = reply.dst != f.src
 	raw, err = mdl.MarshalAttributes(back)
 	return raw, f, err == nil
 }

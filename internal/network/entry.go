@@ -182,6 +182,13 @@ func (e *entry) restore() error {
 	return e.net.rules.apply(e.slot, e.policy, &e.opened)
 }
 
+// permits tells whether the sandbox may have connection f.
+func (e *entry) permits(f flow, special []netip.Prefix) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.policy != nil && e.policy.permits(f.dst, f.dport, e.opened.allow, e.opened.deny, special, e.net.builder.prefix)
+}
+
 // end takes the sandbox out of the table.
 func (e *entry) end() error {
 	e.mu.Lock()

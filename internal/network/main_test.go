@@ -50,5 +50,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv(envHelper) != "" {
 		os.Exit(helper())
 	}
-	goleak.VerifyTestMain(m)
+	code := m.Run()
+	closeWorld()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, "network tests:", err)
+		code = 1
+	}
+	os.Exit(code)
 }

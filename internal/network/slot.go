@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -76,8 +77,8 @@ type builder struct {
 // build makes slot s: a pinned namespace with its link up. On error the slot
 // may be half made; destroy takes it away.
 func (b builder) build(ctx context.Context, s int) error {
-	if err := ctx.Err(); err != nil {
-		return err
+	if ctx.Err() != nil {
+		return ctxError(ctx)
 	}
 	f, err := os.OpenFile(b.pinPath(s), os.O_CREATE|os.O_EXCL|os.O_RDONLY|unix.O_CLOEXEC, 0o400)
 	if err != nil {
@@ -85,21 +86,20 @@ func (b builder) build(ctx context.Context, s int) error {
 	}
 	f.Close()
 	pointPinFile.Hit()
+	in, err := b.namespace(s)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
 	host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return slotError(s, "open netlink", err)
 	}
 	defer host.Close()
-	done := make(chan error, 1)
-	go func() {
-		// The thread never goes back to the host's namespace: it is not
-		// unlocked, so the Go runtime ends it with the goroutine.
-		runtime.LockOSThread()
-		done <- b.buildInside(s, host)
-	}()
-	if err := <-done; err != nil {
-		return err
+	if err := b.addLink(s, host); err != nil {
+		return slotError(s, "make its link", err)
 	}
+	pointLinked.Hit()
 	for _, sc := range hostSysctls {
 		if err := writeSysctl(fmt.Sprintf(sc[0], b.linkName(s)), sc[1]); err != nil {
 			return slotError(s, "set a sysctl of its link", err)
@@ -108,52 +108,83 @@ func (b builder) build(ctx context.Context, s int) error {
 	if err := b.raiseHostEnd(s, host); err != nil {
 		return slotError(s, "set up its link", err)
 	}
+	pointAddressed.Hit()
+	if err := b.raiseInside(s, in); err != nil {
+		return slotError(s, "set up its inside", err)
+	}
+	if err := waitUp(ctx, host, b.linkName(s)); err != nil {
+		return slotError(s, "wait for its link", err)
+	}
 	pointBuilt.Hit()
 	return nil
 }
 
-// buildInside runs in a thread of its own: it makes the namespace, pins it,
-// and makes the link from inside.
-func (b builder) buildInside(s int, host *netlink.Handle) error {
+// namespace makes and pins the slot's namespace, and gives netlink in it.
+func (b builder) namespace(s int) (*netlink.Handle, error) {
+	type result struct {
+		h   *netlink.Handle
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		// The thread never goes back to the host's namespace: it is not
+		// unlocked, so the Go runtime ends it with the goroutine.
+		runtime.LockOSThread()
+		h, err := b.unshare(s)
+		done <- result{h, err}
+	}()
+	r := <-done
+	return r.h, r.err
+}
+
+// unshare takes the calling thread into a new namespace and pins that.
+func (b builder) unshare(s int) (*netlink.Handle, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return slotError(s, "make a network namespace", err)
+		return nil, slotError(s, "make a network namespace", err)
 	}
 	self := "/proc/self/task/" + strconv.Itoa(unix.Gettid()) + "/ns/net"
-	ns, err := unix.Open(self, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return slotError(s, "open its namespace", err)
-	}
-	defer unix.Close(ns)
 	if err := unix.Mount(self, b.pinPath(s), "", unix.MS_BIND, ""); err != nil {
-		return slotError(s, "pin its namespace", err)
+		return nil, slotError(s, "pin its namespace", err)
 	}
 	pointPinned.Hit()
 	for _, sc := range insideSysctls {
 		if err := writeSysctl(sc[0], sc[1]); err != nil {
-			return slotError(s, "set "+strings.ReplaceAll(sc[0], "/", "."), err)
+			return nil, slotError(s, "set "+strings.ReplaceAll(sc[0], "/", "."), err)
 		}
 	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE) // of this thread's namespace
+	if err != nil {
+		return nil, slotError(s, "open netlink in it", err)
+	}
+	return h, nil
+}
+
+func (b builder) addLink(s int, host *netlink.Handle) error {
+	ns, err := unix.Open(b.pinPath(s), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(ns)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = b.linkName(s), b.mtu, gatewayMAC
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName, veth.PeerMTU, veth.PeerHardwareAddr, veth.PeerNamespace = device, uint32(b.mtu), sandboxMAC, netlink.NsFd(ns)
-	if err := host.LinkAdd(veth); err != nil {
-		return slotError(s, "make its link", err)
-	}
-	pointLinked.Hit()
-	if err := b.configureInside(s); err != nil {
-		return slotError(s, "set up its inside", err)
-	}
-	pointAddressed.Hit()
-	return nil
+	return host.LinkAdd(veth)
 }
 
-func (b builder) configureInside(s int) error {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE) // of this thread's namespace
+func (b builder) raiseHostEnd(s int, h *netlink.Handle) error {
+	link, err := h.LinkByName(b.linkName(s))
 	if err != nil {
 		return err
 	}
-	defer h.Close()
+	return errors.Join(
+		h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(b.gateway(s).AsSlice(), 30)}),
+		h.NeighSet(permanent(link, b.address(s).AsSlice(), sandboxMAC)),
+		h.LinkSetUp(link),
+	)
+}
+
+func (b builder) raiseInside(s int, h *netlink.Handle) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
 		return err
@@ -172,16 +203,28 @@ func (b builder) configureInside(s int) error {
 	)
 }
 
-func (b builder) raiseHostEnd(s int, h *netlink.Handle) error {
-	link, err := h.LinkByName(b.linkName(s))
-	if err != nil {
-		return err
+// waitUp waits for the kernel to notice that the link has a carrier. The end
+// of a veth that went up first, the host's, drops what is sent on it until
+// then: an answer that is lost costs a second, the first retransmission.
+func waitUp(ctx context.Context, h *netlink.Handle, name string) error {
+	const most = 5 * time.Second
+	for begin := time.Now(); ; {
+		link, err := h.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Since(begin) > most {
+			return fmt.Errorf("link %s has state %s after %v", name, link.Attrs().OperState, most)
+		}
+		select {
+		case <-ctx.Done():
+			return ctxError(ctx)
+		case <-time.After(time.Millisecond):
+		}
 	}
-	return errors.Join(
-		h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(b.gateway(s).AsSlice(), 30)}),
-		h.NeighSet(permanent(link, b.address(s).AsSlice(), sandboxMAC)),
-		h.LinkSetUp(link),
-	)
 }
 
 func ipNet(ip net.IP, bits int) *net.IPNet {
@@ -288,7 +331,10 @@ func listLinks() (links []netlink.Link, err error) {
 }
 
 func slotError(s int, what string, err error) error {
+	var e *sandbox.Error
 	switch {
+	case errors.As(err, &e):
+		return e
 	case errors.Is(err, fs.ErrPermission):
 		return sandbox.Errorf(sandbox.CodeUnavailable, "network slot %d: cannot %s: %w; run the daemon as root with CAP_NET_ADMIN and CAP_SYS_ADMIN", s, what, err)
 	case errors.Is(err, unix.ENOSPC):

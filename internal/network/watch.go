@@ -82,7 +82,18 @@ func (n *Network) restoreTable() error {
 		errs = append(errs, e.restore())
 	}
 	n.cfg.Log.Warn("network: somebody removed the nftables table; it is restored", "sandboxes", len(entries))
-	return errors.Join(errs...)
+	// Connections that were opened meanwhile are not masqueraded, and nobody
+	// judged them.
+	special := n.rules.specialNow()
+	_, err = forget(func(f flow) bool {
+		s, ok := n.builder.slotOf(f.src)
+		if !ok || f.dst == n.Resolver() {
+			return false
+		}
+		i := slices.IndexFunc(entries, func(e *entry) bool { return e.slot == s })
+		return i < 0 || !f.masked || !entries[i].permits(f, special)
+	})
+	return errors.Join(append(errs, err)...)
 }
 
 // watchAddresses keeps the host's own networks among the denied ranges.

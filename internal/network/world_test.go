@@ -49,6 +49,31 @@ var (
 	worldErr  error
 )
 
+// worldClosers end the world's servers.
+var worldClosers struct {
+	sync.Mutex
+	list []io.Closer
+}
+
+func closeLater(c io.Closer) {
+	worldClosers.Lock()
+	defer worldClosers.Unlock()
+	worldClosers.list = append(worldClosers.list, c)
+}
+
+func closeWorld() {
+	worldClosers.Lock()
+	defer worldClosers.Unlock()
+	for _, c := range worldClosers.list {
+		c.Close()
+	}
+	if theWorld != nil {
+		unix.Unmount(filepath.Dir(theWorld.ns), unix.MNT_DETACH)
+		os.Remove(filepath.Dir(theWorld.ns))
+		os.RemoveAll(hostDir())
+	}
+}
+
 // newWorld makes the world once for the whole test process.
 func newWorld(t testing.TB) *world {
 	t.Helper()
@@ -149,6 +174,7 @@ func echoUDP(addr string) error {
 	if err != nil {
 		return err
 	}
+	closeLater(u)
 	go func() {
 		b := make([]byte, 2048)
 		for {
@@ -169,12 +195,14 @@ func echo(port string) error {
 	if err != nil {
 		return err
 	}
+	closeLater(l)
 	go func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
+			closeLater(c) // for those whose end never hears that it is cut
 			go func() { defer c.Close(); fmt.Fprintf(c, "%s\n", c.RemoteAddr()); io.Copy(c, c) }()
 		}
 	}()
@@ -215,13 +243,18 @@ const (
 // dial opens a TCP connection from inside and reads the first line.
 func dial(t testing.TB, l sandbox.Link, addr string) (net.Conn, error) {
 	t.Helper()
+	return dialWithin(t, l, addr, long)
+}
+
+func dialWithin(t testing.TB, l sandbox.Link, addr string, wait time.Duration) (net.Conn, error) {
+	t.Helper()
 	return inside(t, l.NetNS, func() (net.Conn, error) {
-		d := net.Dialer{Timeout: long}
+		d := net.Dialer{Timeout: wait}
 		c, err := d.Dial("tcp4", addr)
 		if err != nil {
 			return nil, err
 		}
-		c.SetReadDeadline(time.Now().Add(long))
+		c.SetReadDeadline(time.Now().Add(wait))
 		if _, err := readLine(c); err != nil {
 			c.Close()
 			return nil, err

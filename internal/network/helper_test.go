@@ -1,3 +1,0 @@
-package network
-
-func helper() int { return 0 }
