@@ -91,6 +91,8 @@ type DockerfileOptions struct {
 	Stage      string            // the stage to build, by name or number; "" is the last
 	NoCache    bool              // run every step anew (their results are cached all the same)
 	Insecure   bool              // as ImportOptions.Insecure, for FROM
+	// StepResources limit each RUN step; zero fields: the runner's defaults.
+	StepResources sandbox.Resources
 }
 
 // Step is one RUN instruction, ready to be run in a sandbox.

@@ -118,6 +118,10 @@ func Extract(ctx context.Context, r io.Reader, dir string, o ExtractOptions) (St
 // size, which is 10 KiB by default and up to 1 MiB in use.
 const maxTrailer = 16 << 20
 
+// NotTar is in the message of the error for a stream that is no archive at
+// all.
+const NotTar = "not a valid tar stream"
+
 func readError(err error) error {
 	var e *sandbox.Error
 	if errors.As(err, &e) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -126,7 +130,7 @@ func readError(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return sandbox.Errorf(sandbox.CodeInvalid, "the archive ends early: it is cut off, give the whole of it: %w", err)
 	}
-	return sandbox.Errorf(sandbox.CodeInvalid, "the archive is not a valid tar stream: %w", err)
+	return sandbox.Errorf(sandbox.CodeInvalid, "the archive is "+NotTar+": %w", err)
 }
 
 func invalid(name, format string, args ...any) error {

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/template/layer"
@@ -46,7 +47,7 @@ func (b layoutBlobs) blob(_ context.Context, digest string) (io.ReadCloser, erro
 type dirFiles struct{ root *os.Root }
 
 func (d dirFiles) open(name string) (io.ReadCloser, error) {
-	f, err := d.root.Open(name)
+	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // not blocking: it could be a fifo
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +224,7 @@ func (a *archiveFiles) open(name string) (io.ReadCloser, error) {
 // FromArchive finds an image in an archive made by docker save, or a tar of
 // an OCI layout. The caller closes it when the layers are read.
 func FromArchive(ctx context.Context, ref Ref) (*Image, io.Closer, error) {
-	f, err := os.Open(ref.Path)
+	f, err := os.OpenFile(ref.Path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, openError(ref, err)
 	}
