@@ -2,6 +2,7 @@ package files
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"crypto/rand"
 	"encoding/json"
@@ -107,10 +108,15 @@ func parts(body io.Reader, boundary, name string, u users.User, put func(string,
 		return nil, statusf(http.StatusBadRequest, "the multipart body has no boundary")
 	}
 	entries := []control.FileEntry{}
-	mr := multipart.NewReader(bufio.NewReaderSize(body, copyBytes), boundary)
+	tail := &tailReader{r: bufio.NewReaderSize(body, copyBytes)}
+	mr := multipart.NewReader(tail, boundary)
 	for {
 		part, err := mr.NextRawPart()
 		if err == io.EOF {
+			// Go also says so of a body that ends in the middle of a part's header.
+			if !bytes.Contains(tail.last, []byte("--"+boundary+"--")) {
+				return nil, statusf(http.StatusBadRequest, "the multipart body is broken: it ends before its last boundary")
+			}
 			return entries, nil
 		}
 		if err != nil {
@@ -141,6 +147,24 @@ func parts(body io.Reader, boundary, name string, u users.User, put func(string,
 		}
 		entries = append(entries, e)
 	}
+}
+
+// tailBytes is more than multipart.Reader reads ahead of what it has parsed.
+const tailBytes = 16 << 10
+
+// tailReader keeps the last bytes that went through it.
+type tailReader struct {
+	r    io.Reader
+	last []byte
+}
+
+func (t *tailReader) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	if len(t.last)+n > 2*tailBytes {
+		t.last = append(t.last[:0], t.last[max(0, len(t.last)-tailBytes):]...)
+	}
+	t.last = append(t.last, p[max(0, n-tailBytes):n]...)
+	return n, err
 }
 
 // partPath takes the whole path out of a part's header; Go's own FileName
