@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/agentclient"
+	"github.com/warrenhq/warren/internal/proxy"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -51,6 +53,7 @@ func (a *API) registerAgent() {
 		Transport:     agentTransport{},
 		FlushInterval: -1,
 		BufferPool:    &streamBuffers,
+		ErrorLog:      slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			a.fail(w, r, agentclient.Error(err))
 		},
@@ -79,6 +82,7 @@ func (a *API) registerAgent() {
 		if err != nil {
 			return err
 		}
+		proxy.FullDuplex(w)
 		ctx := context.WithValue(r.Context(), agentKey{}, agentRoute{agent.Transport(), path, sb.Token})
 		rp.ServeHTTP(w, r.WithContext(ctx))
 		return nil

@@ -33,7 +33,7 @@ func (a *API) registerExec() {
 }
 
 type execInput struct {
-	byID
+	ByID
 	Body wire.Exec
 }
 

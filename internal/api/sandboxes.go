@@ -14,8 +14,8 @@ import (
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
-// byID is the path parameter of everything about one sandbox.
-type byID struct {
+// ByID is the path parameter of everything about one sandbox.
+type ByID struct {
 	ID string `path:"id" maxLength:"64" doc:"The sandbox's id"`
 }
 
@@ -36,7 +36,7 @@ func (a *API) registerSandboxes() {
 	register(a, huma.Operation{
 		OperationID: "get-sandbox", Method: http.MethodGet, Path: "/v1/sandboxes/{id}", Tags: []string{"sandboxes"},
 		Summary: "Get one sandbox", Description: "Ended ones too, with the reason of their end.",
-	}, func(ctx context.Context, in *byID) (*body[wire.Sandbox], error) {
+	}, func(ctx context.Context, in *ByID) (*body[wire.Sandbox], error) {
 		id, err := sandbox.ParseID(in.ID)
 		if err != nil {
 			return nil, err
@@ -50,7 +50,7 @@ func (a *API) registerSandboxes() {
 	register(a, huma.Operation{
 		OperationID: "kill-sandbox", Method: http.MethodDelete, Path: "/v1/sandboxes/{id}", Tags: []string{"sandboxes"},
 		Summary: "End a sandbox", Description: "Its processes and its disk are gone when the answer comes; its record stays. One that has ended already is no error.",
-	}, func(ctx context.Context, in *byID) (*none, error) {
+	}, func(ctx context.Context, in *ByID) (*none, error) {
 		id, err := sandbox.ParseID(in.ID)
 		if err != nil {
 			return nil, err
@@ -65,7 +65,7 @@ func (a *API) registerSandboxes() {
 		OperationID: "set-timeout", Method: http.MethodPost, Path: "/v1/sandboxes/{id}/timeout", Tags: []string{"sandboxes"},
 		Summary: "Set a sandbox's time to live anew",
 	}, func(ctx context.Context, in *struct {
-		byID
+		ByID
 		Body wire.SetTimeout
 	}) (*body[wire.Sandbox], error) {
 		id, err := sandbox.ParseID(in.ID)
@@ -86,7 +86,7 @@ func (a *API) registerSandboxes() {
 		OperationID: "set-network", Method: http.MethodPut, Path: "/v1/sandboxes/{id}/network", Tags: []string{"sandboxes"},
 		Summary: "Replace what a sandbox may reach", Description: "Holds for new connections at once.",
 	}, func(ctx context.Context, in *struct {
-		byID
+		ByID
 		Body wire.Network
 	}) (*body[wire.Sandbox], error) {
 		id, err := sandbox.ParseID(in.ID)
@@ -112,7 +112,7 @@ func (a *API) registerSandboxes() {
 	register(a, huma.Operation{
 		OperationID: "get-stats", Method: http.MethodGet, Path: "/v1/sandboxes/{id}/stats", Tags: []string{"sandboxes"},
 		Summary: "Read what a sandbox uses now",
-	}, func(ctx context.Context, in *byID) (*body[wire.Stats], error) {
+	}, func(ctx context.Context, in *ByID) (*body[wire.Stats], error) {
 		id, err := sandbox.ParseID(in.ID)
 		if err != nil {
 			return nil, err

@@ -22,7 +22,7 @@ import (
 // context's tar archive alone.
 const HeaderBuildOptions = "Warren-Build-Options"
 
-type byName struct {
+type ByName struct {
 	Name string `path:"name" maxLength:"256" doc:"The template's name or id"`
 }
 
@@ -42,7 +42,7 @@ func (a *API) registerTemplates() {
 	})
 	register(a, huma.Operation{
 		OperationID: "get-template", Method: http.MethodGet, Path: "/v1/templates/{name}", Tags: []string{"templates"}, Summary: "Get one template",
-	}, func(ctx context.Context, in *byName) (*body[wire.Template], error) {
+	}, func(ctx context.Context, in *ByName) (*body[wire.Template], error) {
 		t, err := a.back.Template(ctx, tenantOf(ctx), in.Name)
 		if err != nil {
 			return nil, err
@@ -52,7 +52,7 @@ func (a *API) registerTemplates() {
 	register(a, huma.Operation{
 		OperationID: "delete-template", Method: http.MethodDelete, Path: "/v1/templates/{name}", Tags: []string{"templates"},
 		Summary: "Remove a template", Description: "conflict: a live sandbox uses it.",
-	}, func(ctx context.Context, in *byName) (*none, error) {
+	}, func(ctx context.Context, in *ByName) (*none, error) {
 		return nil, a.back.RemoveTemplate(ctx, tenantOf(ctx), in.Name)
 	})
 	schemas := a.huma.OpenAPI().Components.Schemas

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -230,10 +231,13 @@ func checkUserNS() finding {
 }
 
 func checkNFT() finding {
-	if moduleThere("nf_tables") {
-		return finding{Check: "nftables", Level: levelOK, Found: "in the kernel or a module"}
+	if os.Geteuid() != 0 {
+		return finding{Check: "nftables", Level: levelWarn, Found: "can only be checked as root", Remedy: "sudo warren doctor"}
 	}
-	return finding{Check: "nftables", Level: levelFail, Found: "not in this kernel", Remedy: "modprobe nf_tables, or use a kernel that has it"}
+	if _, err := (&nftables.Conn{}).ListTables(); err != nil {
+		return finding{Check: "nftables", Level: levelFail, Found: "the kernel does not answer: " + err.Error(), Remedy: "modprobe nf_tables, or use a kernel that has it"}
+	}
+	return finding{Check: "nftables", Level: levelOK, Found: "in the kernel"}
 }
 
 func checkForwarding() finding {

@@ -213,9 +213,12 @@ func readError(res *http.Response) error {
 
 // Error maps an error of a request, or of a stream, to the domain's.
 func (c *Client) Error(err error) error {
+	if err == nil {
+		return nil
+	}
 	var known *sandbox.Error
-	if err == nil || errors.As(err, &known) {
-		return err
+	if errors.As(err, &known) { // Connect may have wrapped it
+		return known
 	}
 	var ce *connect.Error
 	if errors.As(err, &ce) && connect.IsWireError(err) {

@@ -145,6 +145,7 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox
 		writeError(w, http.StatusBadGateway, t, "The sandbox is "+string(sb.State))
 		return
 	}
+	FullDuplex(w)
 	u, done := p.table.claim(sb)
 	defer done()
 	ctx, cancel := context.WithCancel(r.Context())
@@ -152,6 +153,15 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox
 	defer context.AfterFunc(u.ctx, cancel)()
 	ctx = context.WithValue(ctx, routeKey{}, route{t, u})
 	p.rp.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// FullDuplex lets an HTTP/1.1 request's body be read after the answer has
+// begun; HTTP/2 always does. Every reverse proxy needs it: without, net/http
+// closes the body with the first byte of the answer, which its own transport
+// may still be reading for the body's end; it then drops the connection to the
+// upstream in the middle of the answer.
+func FullDuplex(w http.ResponseWriter) {
+	http.NewResponseController(w).EnableFullDuplex() // fails for HTTP/2 alone
 }
 
 type routeKey struct{}

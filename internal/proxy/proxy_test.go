@@ -267,6 +267,48 @@ func TestStreamsAtOnce(t *testing.T) {
 	}
 }
 
+// The answer's first byte must not cut off the request's body, nor, by that,
+// the answer.
+func TestBodyAfterAnswerBegan(t *testing.T) {
+	base, _, _ := front(t, true, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex()
+		buf := make([]byte, 5)
+		for {
+			if _, err := io.ReadFull(r.Body, buf); err != nil {
+				return
+			}
+			w.Write(buf)
+			w.(http.Flusher).Flush()
+		}
+	}))
+	for i := range 20 {
+		pr, pw := io.Pipe()
+		req, _ := http.NewRequest("POST", base, pr)
+		req.Host = "8080-" + string(idA) + ".box.test"
+		go pw.Write([]byte("first"))
+		res, err := client(t, false).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 5)
+		for _, msg := range []string{"first", "secon", "third"} {
+			if msg != "first" {
+				if _, err := pw.Write([]byte(msg)); err != nil {
+					t.Fatalf("round %d: write %q: %v", i, msg, err)
+				}
+			}
+			if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != msg {
+				t.Fatalf("round %d: %q for %q, %v", i, got, msg, err)
+			}
+		}
+		pw.Close()
+		if rest, err := io.ReadAll(res.Body); err != nil || len(rest) > 0 {
+			t.Fatalf("round %d: %q, %v", i, rest, err)
+		}
+		res.Body.Close()
+	}
+}
+
 func TestGRPCTrailers(t *testing.T) {
 	// A server that speaks HTTP/2 alone, as gRPC servers do, echoing message
 	// by message in both directions at once.
