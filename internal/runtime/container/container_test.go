@@ -4,28 +4,19 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/warrenhq/warren/internal/runtime/oci"
 	"github.com/warrenhq/warren/internal/runtime/runtimetest"
 	"github.com/warrenhq/warren/internal/testenv"
 )
 
-func TestMain(m *testing.M) {
-	code := runtimetest.Main(m)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			println(err.Error())
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(runtimetest.Main(m, newDriver)) }
+
+func newDriver(cfg oci.Config) (runtimetest.Driver, error) { return New(cfg) }
 
 func factory(binary string) runtimetest.Factory {
 	return func(cfg oci.Config) (runtimetest.Driver, error) {
 		cfg.Binary = binary
-		return New(cfg)
+		return newDriver(cfg)
 	}
 }
 
@@ -37,6 +28,22 @@ func TestSuite(t *testing.T) {
 				t.Skipf("needs %s: apt-get install %s", binary, binary)
 			}
 			runtimetest.Suite(t, factory(binary))
+		})
+	}
+}
+
+func BenchmarkCreate(b *testing.B) {
+	for _, binary := range []string{"crun", "runc"} {
+		b.Run(binary, func(b *testing.B) {
+			path := oci.FindBinary(binary)
+			if path == "" {
+				b.Skipf("needs %s", binary)
+			}
+			argv := []string{path}
+			if binary == "crun" {
+				argv = append(argv, "--cgroup-manager=cgroupfs")
+			}
+			runtimetest.Bench(b, factory(binary), argv...)
 		})
 	}
 }

@@ -235,3 +235,6 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	return d.eng.Close()
 }
+
+// Binary is the path of the OCI runtime in use; "" where there is none.
+func (d *Driver) Binary() string { return d.binary }

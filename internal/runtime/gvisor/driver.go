@@ -248,3 +248,6 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	return d.eng.Close()
 }
+
+// Binary is the path of runsc; "" where there is none.
+func (d *Driver) Binary() string { return d.binary }

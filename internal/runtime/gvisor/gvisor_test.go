@@ -5,23 +5,14 @@ import (
 	"path/filepath"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/warrenhq/warren/internal/runtime/oci"
 	"github.com/warrenhq/warren/internal/runtime/runtimetest"
 	"github.com/warrenhq/warren/internal/testenv"
 )
 
-func TestMain(m *testing.M) {
-	code := runtimetest.Main(m)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			println(err.Error())
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(runtimetest.Main(m, newDriver)) }
+
+func newDriver(cfg oci.Config) (runtimetest.Driver, error) { return New(cfg) }
 
 // runsc is the pinned one of `make build`.
 func runsc(t testing.TB) string {
@@ -37,11 +28,16 @@ func factory(t testing.TB) runtimetest.Factory {
 	binary := runsc(t)
 	return func(cfg oci.Config) (runtimetest.Driver, error) {
 		cfg.Binary = binary
-		return New(cfg)
+		return newDriver(cfg)
 	}
 }
 
 func TestSuite(t *testing.T) {
 	testenv.Root(t)
 	runtimetest.Suite(t, factory(t))
+}
+
+func BenchmarkCreate(b *testing.B) {
+	testenv.Root(b)
+	runtimetest.Bench(b, factory(b), runsc(b))
 }

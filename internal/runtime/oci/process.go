@@ -71,6 +71,7 @@ func parseStartTime(stat []byte) (uint64, error) {
 // Wait blocks until the process has ended, or ctx is done. Only one call at a
 // time: it uses the pidfd's read deadline.
 func (p *Process) Wait(ctx context.Context) error {
+	p.fd.SetReadDeadline(time.Time{}) // of an earlier call
 	stop := context.AfterFunc(ctx, func() { p.fd.SetReadDeadline(time.Now().Add(-time.Second)) })
 	defer stop()
 	raw, err := p.fd.SyscallConn()

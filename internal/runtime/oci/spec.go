@@ -56,7 +56,7 @@ func NewSpec(s sandbox.Spec, g *Cgroup, cpus []int, stage *Stage, agent string) 
 		Process: &specs.Process{
 			Args:            []string{AgentMount},
 			Cwd:             "/",
-			Env:             []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "GOMEMLIMIT=24MiB", "GOGC=50"},
+			Env:             []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"},
 			NoNewPrivileges: true,
 			Capabilities: &specs.LinuxCapabilities{
 				Bounding: capabilities, Effective: capabilities, Permitted: capabilities,
@@ -149,13 +149,13 @@ func (e *Engine) WriteBundle(id sandbox.ID, spec *specs.Spec) error {
 }
 
 // AddMounts makes the sandbox's own control group readable under
-// /sys/fs/cgroup, where programs look for their limits. On v1 these are the
-// controllers that tell limits; the runtime's own v1 mount would need all.
-func (g *Cgroup) AddMounts(spec *specs.Spec, stage *Stage) error {
-	opts := []string{"ro", "nosuid", "noexec", "nodev"}
-	if g.h.mode == host.CgroupV2 {
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: opts})
-		return nil
+// /sys/fs/cgroup, where programs look for their limits.
+func (g *Cgroup) AddMounts(spec *specs.Spec) {
+	spec.Mounts = append(spec.Mounts, specs.Mount{
+		Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro", "nosuid", "noexec", "nodev"},
+	})
+	if g.h.mode != host.CgroupV2 {
+		// The directory over v1's trees is a tmpfs that stays writable.
+		spec.Linux.ReadonlyPaths = append(spec.Linux.ReadonlyPaths[:len(spec.Linux.ReadonlyPaths):len(spec.Linux.ReadonlyPaths)], "/sys/fs/cgroup")
 	}
-	return nil
 }

@@ -24,6 +24,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/warrenhq/warren/internal/host"
 	"github.com/warrenhq/warren/internal/runtime/oci"
 	"github.com/warrenhq/warren/internal/sandbox"
@@ -131,13 +133,19 @@ var slots atomic.Int32
 // its own.
 func (e *Env) Spec(t testing.TB) sandbox.Spec {
 	t.Helper()
+	return e.SpecAt(t, e.Link(t))
+}
+
+// SpecAt is Spec with a namespace that exists already.
+func (e *Env) SpecAt(t testing.TB, link sandbox.Link) sandbox.Spec {
+	t.Helper()
 	id := sandbox.NewID()
 	dir := filepath.Join(e.dir, "sandboxes", string(id))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return sandbox.Spec{
-		ID: id, Dir: dir, Layers: []string{e.Layer}, Link: e.Link(t), Hostname: "box",
+		ID: id, Dir: dir, Layers: []string{e.Layer}, Link: link, Hostname: "box",
 		Resources: sandbox.Resources{CPUs: 1, MemoryMiB: 256, PIDs: 128},
 	}
 }
@@ -257,18 +265,28 @@ func agent(t testing.TB) string {
 	return agentPath
 }
 
-// Main is a TestMain's body: it removes what the tests share.
-func Main(m *testing.M) int {
+// Main is a TestMain's body: it looks for leaked goroutines, removes what the
+// tests share, and is the daemon that the crash tests start and kill.
+func Main(m *testing.M, f Factory) int {
+	if os.Getenv(childEnv) != "" {
+		return child(f)
+	}
 	code := m.Run()
 	if agentPath != "" {
 		os.RemoveAll(filepath.Dir(agentPath))
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 	}
 	return code
 }
 
 // applets are the busybox programs that the suite uses.
 var applets = strings.Fields("sh cat ls echo true false id ps sleep mount umount mknod chown chmod touch rm mkdir mv ln stat readlink " +
-	"free nproc uptime hostname head dd wc grep kill ping su unshare nsenter tr df find awk seq sync test env date nc chroot sysctl")
+	"free nproc uptime hostname head dd wc grep kill ping su unshare nsenter tr df find awk seq sync test env date nc chroot sysctl dmesg")
 
 func makeRoot(t testing.TB, busybox, dir string) {
 	t.Helper()

@@ -31,11 +31,14 @@ func Suite(t *testing.T, f Factory) {
 		{"Limits", testLimits},
 		{"OOMOfACommand", testOOM},
 		{"OOMOfAll", testOOMOfAll},
+		{"CaptureDisk", testCapture},
 		{"Stats", testStats},
 		{"Console", testConsole},
 		{"SlotIsUsedAgain", testSlotAgain},
 		{"Concurrently", testConcurrently},
 		{"Isolation", testIsolation},
+		{"CrashAtEveryPoint", testCrashPoints},
+		{"CrashAtAnyMoment", testCrashMoments},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, New(t, f)) })
 	}
@@ -292,9 +295,7 @@ func testSlotAgain(t *testing.T, e *Env) {
 		if err := i.Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		link := spec.Link
-		spec = e.Spec(t)
-		spec.Link = link
+		spec = e.SpecAt(t, spec.Link)
 	}
 }
 

@@ -1,0 +1,83 @@
+package runtimetest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/warrenhq/warren/internal/sandbox"
+)
+
+// testCapture takes a sandbox's changes as a layer, and runs others on it.
+func testCapture(t *testing.T, e *Env) {
+	spec := e.Spec(t)
+	i := e.Create(t, spec)
+	c, ok := i.(sandbox.DiskCapturer)
+	if ok != e.Driver.Capabilities().DiskCapture {
+		t.Fatalf("DiskCapturer is %v, the capability says otherwise", ok)
+	}
+	if !ok {
+		t.Skip("this runtime cannot capture disks")
+	}
+	Sh(t, i, `
+		rm -r /etc/of-layer /opt/suid && mkdir /opt/suid && echo new > /opt/suid/only
+		echo a > /a && chown 1000:1000 /a && chmod 4755 /a && ln /a /b && ln -s /a /c
+		dd if=/dev/zero of=/sparse bs=1 count=1 seek=10000000 2>/dev/null
+		mkdir -p /deep/er && chmod 700 /deep && chown 1000:1000 /deep/er && touch -d '2001-02-03 04:05:06' /deep/er
+		mknod /fifo p`)
+	dir := filepath.Join(t.TempDir(), "captured")
+	if err := c.CaptureDisk(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	Sh(t, i, "echo later > /a") // it goes on, and the capture does not follow
+	if err := c.CaptureDisk(t.Context(), dir); err == nil {
+		t.Error("captured onto a directory that exists")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, ".warren")); err == nil {
+		t.Error("the capture has Warren's own mount point")
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	part := filepath.Join(t.TempDir(), "part")
+	if err := c.CaptureDisk(canceled, part); err == nil {
+		t.Error("a canceled capture worked")
+	}
+	if _, err := os.Lstat(part); err == nil {
+		t.Error("a canceled capture left its directory")
+	}
+	Sh(t, i, "true") // thawed all the same
+
+	next := e.Spec(t)
+	next.Layers = append([]string{dir}, spec.Layers...)
+	j := e.Create(t, next)
+	for _, x := range []struct{ cmd, want string }{
+		{"ls /etc/of-layer 2>/dev/null || echo gone", "gone"},
+		{"ls /opt/suid", "only"}, // the directory hides the lower one
+		{"cat /a; stat -c '%u:%g %a %h' /a", "a\n1000:1000 4755 2"},
+		{"readlink /c", "/a"},
+		{"stat -c %s /sparse; test $(stat -c %b /sparse) -lt 100 && echo sparse", "10000001\nsparse"},
+		{"stat -c '%u %a' /deep; stat -c '%u %y' /deep/er", "0 700\n1000 2001-02-03 04:05:06.000000000 +0000"},
+		{"test -p /fifo && echo fifo", "fifo"},
+	} {
+		if got := Sh(t, j, x.cmd); got != x.want {
+			t.Errorf("on the capture %s = %q, want %q", x.cmd, got, x.want)
+		}
+	}
+
+	// A suspended one is captured and stays suspended.
+	if s, ok := i.(sandbox.Suspender); ok {
+		if err := s.Suspend(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.CaptureDisk(t.Context(), filepath.Join(t.TempDir(), "c")); err != nil {
+			t.Error(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, _, err := Exec(ctx, i, "true"); err == nil {
+			t.Error("the capture woke the suspended sandbox")
+		}
+	}
+}

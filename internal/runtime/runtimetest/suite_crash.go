@@ -1,0 +1,155 @@
+package runtimetest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/warrenhq/warren/internal/fault"
+	"github.com/warrenhq/warren/internal/runtime/oci"
+	"github.com/warrenhq/warren/internal/sandbox"
+)
+
+// childEnv holds a doomed daemon's orders; with it a test program is that.
+const childEnv = "WARREN_RUNTIMETEST_CHILD"
+
+type orders struct {
+	Config oci.Config
+	Spec   sandbox.Spec
+}
+
+// child is the daemon: it creates, uses and kills one sandbox, if it lives so
+// long.
+func child(f Factory) int {
+	var o orders
+	err := json.Unmarshal([]byte(os.Getenv(childEnv)), &o)
+	os.Unsetenv(childEnv)
+	if err == nil {
+		err = func() error {
+			d, err := f(o.Config)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+			defer cancel()
+			i, err := d.Create(ctx, o.Spec)
+			if err != nil {
+				return err
+			}
+			if _, _, err := Exec(ctx, i, "echo here > /tmp/mark; (sleep 1000 >/dev/null 2>&1 &)"); err != nil {
+				return err
+			}
+			return i.Kill(ctx)
+		}()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// doom starts the daemon with one more variable.
+func (e *Env) doom(t *testing.T, spec sandbox.Spec, env string) *exec.Cmd {
+	t.Helper()
+	cfg := e.Config
+	if b, ok := e.Driver.(interface{ Binary() string }); ok {
+		cfg.Binary = b.Binary()
+	}
+	data, err := json.Marshal(orders{cfg, spec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), childEnv+"="+string(data), env)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// after is what the next daemon does: adopt what runs, clean what does not.
+func (e *Env) after(t *testing.T, spec sandbox.Spec, what string) {
+	t.Helper()
+	d := e.Reopen(t)
+	i, err := d.Adopt(t.Context(), spec)
+	switch {
+	case err == nil:
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		// It may have been at the point of ending it, or not yet ready.
+		for {
+			_, _, err = Exec(ctx, i, "true")
+			if err == nil || sandbox.CodeOf(errors.Unwrap(err)) == sandbox.CodeUnavailable || ctx.Err() != nil {
+				break
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		if ctx.Err() != nil {
+			t.Errorf("%s: adopted, but it does not answer: %v", what, err)
+		}
+		if err := i.Kill(t.Context()); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+		if err := d.Clean(t.Context(), spec.ID); err != nil {
+			t.Errorf("%s: clean: %v", what, err)
+		}
+	default:
+		t.Errorf("%s: adopt: %v", what, err)
+	}
+	if ids, err := d.List(t.Context()); err != nil || len(ids) != 0 {
+		t.Errorf("%s: left behind: %v, %v", what, ids, err)
+	}
+}
+
+func testCrashPoints(t *testing.T, e *Env) {
+	link := e.Link(t)
+	points := 0
+	for _, name := range fault.Points() {
+		if !strings.HasPrefix(name, "oci.") && !strings.HasPrefix(name, e.Driver.Name()+".") {
+			continue
+		}
+		points++
+		spec := e.SpecAt(t, link)
+		cmd := e.doom(t, spec, fault.Env+"="+name)
+		err := cmd.Run()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Errorf("%s: the daemon was not killed there: %v", name, err)
+		}
+		e.after(t, spec, name)
+	}
+	if points < 6 {
+		t.Errorf("only %d points", points)
+	}
+}
+
+func testCrashMoments(t *testing.T, e *Env) {
+	link := e.Link(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for n := range 20 {
+		spec := e.SpecAt(t, link)
+		cmd := e.doom(t, spec, "WARREN_NONE=1")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		wait := time.Duration(r.IntN(250)) * time.Millisecond
+		time.Sleep(wait)
+		cmd.Process.Kill()
+		cmd.Wait()
+		e.after(t, spec, fmt.Sprintf("kill %d after %v", n, wait))
+	}
+}
