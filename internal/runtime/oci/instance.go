@@ -109,6 +109,11 @@ func (i *Instance) stop() {
 	<-i.ended
 }
 
+// Release lets go of a sandbox that goes on running: it ends what the daemon
+// has of it in its own process. Nothing else of the Instance is to be used
+// afterwards.
+func (i *Instance) Release() { i.stop() }
+
 // Spec is what the sandbox was made from.
 func (i *Instance) Spec() sandbox.Spec { return i.spec }
 
