@@ -9,15 +9,10 @@ package runtimetest
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +21,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/warrenhq/warren/internal/agentclient"
 	"github.com/warrenhq/warren/internal/host"
 	"github.com/warrenhq/warren/internal/runtime/oci"
 	"github.com/warrenhq/warren/internal/sandbox"
@@ -200,26 +196,17 @@ func (e *Env) Create(t testing.TB, spec sandbox.Spec) sandbox.Instance {
 	return i
 }
 
-// Exec runs a shell command inside by the stand-in agent.
+// Exec runs a shell command inside, as root. out is both streams.
 func Exec(ctx context.Context, i sandbox.Instance, command string) (out string, code int, err error) {
-	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return i.Dial(ctx, sandbox.AgentPort)
-	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent/run?cmd="+url.QueryEscape(command), nil)
+	c := agentclient.New(i.Dial, "")
+	defer c.Close()
+	r, err := c.Run(ctx, agentclient.Command{
+		Path: "/bin/sh", Args: []string{"-c", command}, User: "root", Cwd: "/",
+	})
 	if err != nil {
 		return "", 0, err
 	}
-	resp, err := (&http.Client{Transport: tr}).Do(req)
-	if err != nil {
-		return "", 0, err
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return "", 0, err
-	}
-	code, err = strconv.Atoi(resp.Header.Get("X-Exit"))
-	return strings.TrimRight(string(data), "\n"), code, err
+	return strings.TrimRight(string(r.Stdout)+string(r.Stderr), "\n"), r.ExitCode, nil
 }
 
 // Sh runs a shell command inside and fails t unless it exits by 0.
@@ -243,20 +230,20 @@ var (
 	agentErr  error
 )
 
-// agent builds the stand-in once for a test program.
+// agent builds the agent once for a test program.
 func agent(t testing.TB) string {
 	t.Helper()
 	agentOnce.Do(func() {
-		dir, err := os.MkdirTemp("", "warren-standin")
+		dir, err := os.MkdirTemp("", "warren-agent")
 		if err != nil {
 			agentErr = err
 			return
 		}
 		agentPath = filepath.Join(dir, "warren-agent")
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", agentPath, "github.com/warrenhq/warren/internal/runtime/runtimetest/standin")
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", agentPath, "github.com/warrenhq/warren/cmd/warren-agent")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			agentErr = fmt.Errorf("build the stand-in agent: %w: %s", err, out)
+			agentErr = fmt.Errorf("build the agent: %w: %s", err, out)
 		}
 	})
 	if agentErr != nil {

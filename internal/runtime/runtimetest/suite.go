@@ -2,6 +2,7 @@ package runtimetest
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -132,11 +133,16 @@ func testClean(t *testing.T, e *Env) {
 
 func testCreateFails(t *testing.T, e *Env) {
 	spec := e.Spec(t)
-	extra := filepath.Join(t.TempDir(), "layer")
-	WriteLayer(t, extra, map[string]string{"standin.fail": "the disk is on fire\n"})
-	spec.Layers = append([]string{extra}, spec.Layers...)
+	broken := filepath.Join(t.TempDir(), "agent")
+	if err := os.WriteFile(broken, []byte("#!/bin/sh\necho the disk is on fire; exit 7\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	good := e.Config.AgentPath
+	e.Config.AgentPath = broken
+	d := e.Reopen(t)
+	e.Config.AgentPath = good
 	start := time.Now()
-	_, err := e.Driver.Create(t.Context(), spec)
+	_, err := d.Create(t.Context(), spec)
 	if err == nil || !strings.Contains(err.Error(), "the disk is on fire") {
 		t.Errorf("create = %v, want the console's last words", err)
 	}
@@ -277,9 +283,23 @@ func testStats(t *testing.T, e *Env) {
 }
 
 func testConsole(t *testing.T, e *Env) {
+	// An agent that prints and then is the real one.
+	dir := t.TempDir()
+	layer := filepath.Join(dir, "layer")
+	WriteLayer(t, layer, nil)
+	Run(t, "cp", e.Config.AgentPath, filepath.Join(layer, "real-agent"))
+	talking := filepath.Join(dir, "agent")
+	if err := os.WriteFile(talking, []byte("#!/bin/sh\necho out; echo err >&2; exec /real-agent\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	good := e.Config.AgentPath
+	e.Config.AgentPath = talking
+	e.Driver = e.Reopen(t)
+	e.Config.AgentPath = good
 	spec := e.Spec(t)
+	spec.Layers = append([]string{layer}, spec.Layers...)
 	e.Create(t, spec)
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(string(console.Tail(spec.Dir, 1000)), "standin: up"); {
+	for deadline := time.Now().Add(10 * time.Second); string(console.Tail(spec.Dir, 1000)) != "out\nerr\n"; {
 		if time.Now().After(deadline) {
 			t.Fatalf("console = %q", console.Tail(spec.Dir, 1000))
 		}

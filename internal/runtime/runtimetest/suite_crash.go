@@ -87,10 +87,10 @@ func (e *Env) after(t *testing.T, spec sandbox.Spec, what string) {
 	case err == nil:
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		// It may have been at the point of ending it, or not yet ready.
+		// It may not yet have been ready, or have been at the point of its end.
 		for {
 			_, _, err = Exec(ctx, i, "true")
-			if err == nil || sandbox.CodeOf(errors.Unwrap(err)) == sandbox.CodeUnavailable || ctx.Err() != nil {
+			if err == nil || ctx.Err() != nil {
 				break
 			}
 			time.Sleep(5 * time.Millisecond)
