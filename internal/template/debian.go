@@ -158,7 +158,7 @@ func settle(dir, user string, prune []string) error {
 		}
 	}
 	for _, d := range emptied {
-		if err := empty(root, d); err != nil {
+		if err := emptyDir(root, d); err != nil {
 			return err
 		}
 	}
@@ -187,7 +187,7 @@ func settle(dir, user string, prune []string) error {
 	return addUser(root, user)
 }
 
-func empty(root *os.Root, dir string) error {
+func emptyDir(root *os.Root, dir string) error {
 	st, err := root.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) || (err == nil && !st.IsDir()) {
 		return nil
