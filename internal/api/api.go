@@ -116,6 +116,13 @@ func (a *API) Close() { a.proxy.Close() }
 // route is the mux, telling the access log which route was taken.
 func (a *API) route() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, _, _, ok := portPath(r); ok {
+			infoOf(r.Context()).route = portRoute
+			if err := a.port(w, r); err != nil {
+				a.fail(w, r, err)
+			}
+			return
+		}
 		defer func() { infoOf(r.Context()).route = r.Pattern }()
 		a.mux.ServeHTTP(w, r)
 	})

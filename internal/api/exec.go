@@ -74,7 +74,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*body[wire.ExecResult], 
 			agent.Signal(killCtx, res.PID, true) // not_found: the agent was faster
 		}
 		if ctx.Err() != nil || !errors.Is(runCtx.Err(), context.DeadlineExceeded) {
-			return nil, err
+			return nil, ofUser(err)
 		}
 		out.TimedOut, out.ExitCode = true, exitTimedOut
 	} else {
@@ -89,6 +89,17 @@ func (a *API) exec(ctx context.Context, in *execInput) (*body[wire.ExecResult], 
 	out.Stdout, out.StdoutBase64 = textOrBytes(res.Stdout)
 	out.Stderr, out.StderrBase64 = textOrBytes(res.Stderr)
 	return &body[wire.ExecResult]{out}, nil
+}
+
+// ofUser makes the agent's "unauthenticated" what it is to our client: the
+// agent says so of a user that it does not know, as E2B's does. The daemon's
+// own token is always right.
+func ofUser(err error) error {
+	var e *sandbox.Error
+	if errors.As(err, &e) && e.Code == sandbox.CodeUnauthenticated {
+		return sandbox.Errorf(sandbox.CodeInvalid, "%w", err)
+	}
+	return err
 }
 
 // oomKills gives how many OOM kills the sandbox has had: as recorded, or, where

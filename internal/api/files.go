@@ -72,7 +72,7 @@ func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
 	}
 	src, size, err := agent.ReadFile(r.Context(), path, user)
 	if err != nil {
-		return err
+		return ofUser(err)
 	}
 	return a.download(w, src, size, "application/octet-stream")
 }
@@ -84,7 +84,7 @@ func (a *API) readTar(w http.ResponseWriter, r *http.Request) error {
 	}
 	src, err := agent.GetTar(r.Context(), path, user)
 	if err != nil {
-		return err
+		return ofUser(err)
 	}
 	return a.download(w, src, -1, "application/x-tar")
 }
@@ -148,7 +148,7 @@ func (a *API) upload(w http.ResponseWriter, r *http.Request, put func(context.Co
 		if src.err != nil { // the client's side broke, and the agent only saw the consequence
 			return sandbox.Errorf(sandbox.CodeInvalid, "the body ended early: %w", src.err)
 		}
-		return err
+		return ofUser(err)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil

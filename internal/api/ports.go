@@ -27,11 +27,6 @@ func (a *API) registerPorts() {
 		Responses:  bytesResponse("200", "*/*", "What the program answers"),
 	}
 	a.stream(op, a.port)
-	a.mux.HandleFunc("/v1/sandboxes/{id}/ports/{port}", func(w http.ResponseWriter, r *http.Request) {
-		if err := a.port(w, r); err != nil {
-			a.fail(w, r, err)
-		}
-	})
 	a.stream(huma.Operation{
 		OperationID: "tunnel", Method: http.MethodGet, Path: "/v1/sandboxes/{id}/tunnel", Tags: []string{"inside"},
 		Summary:     "Open a TCP connection to a port inside",
@@ -41,12 +36,38 @@ func (a *API) registerPorts() {
 	}, a.tunnel)
 }
 
+// portRoute is what the access log calls the route of portPath.
+const portRoute = "/v1/sandboxes/{id}/ports/{port}/{path...}"
+
+// portPath takes the path of a call to a port apart. It goes before the mux,
+// which would redirect paths that it does not find clean (//, ..): they are
+// the program's.
+func portPath(r *http.Request) (id, port, rest string, ok bool) {
+	p, ok := strings.CutPrefix(r.URL.EscapedPath(), "/v1/sandboxes/")
+	if !ok {
+		return "", "", "", false
+	}
+	id, p, ok = strings.Cut(p, "/")
+	if !ok {
+		return "", "", "", false
+	}
+	if p, ok = strings.CutPrefix(p, "ports/"); !ok {
+		return "", "", "", false
+	}
+	port, rest, _ = strings.Cut(p, "/")
+	return id, port, "/" + rest, true
+}
+
 func (a *API) port(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandbox.ParseID(r.PathValue("id"))
+	idText, portText, rest, ok := portPath(r)
+	if !ok {
+		return sandbox.Errorf(sandbox.CodeNotFound, "no such route")
+	}
+	id, err := sandbox.ParseID(idText)
 	if err != nil {
 		return err
 	}
-	port, err := proxy.ParsePort(r.PathValue("port"))
+	port, err := proxy.ParsePort(portText)
 	if err != nil {
 		return err
 	}
@@ -60,14 +81,6 @@ func (a *API) port(w http.ResponseWriter, r *http.Request) error {
 	if sb.State != sandbox.Running {
 		return sandbox.Errorf(sandbox.CodeConflict, "sandbox %s is %s", id, sb.State)
 	}
-	prefix := "/v1/sandboxes/" + r.PathValue("id") + "/ports/" + r.PathValue("port")
-	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), prefix)
-	if !ok {
-		return sandbox.Errorf(sandbox.CodeInvalid, "write the path up to the port without percent signs")
-	}
-	if rest == "" {
-		rest = "/"
-	}
 	u := *r.URL
 	if u.Path, err = url.PathUnescape(rest); err != nil {
 		return sandbox.Errorf(sandbox.CodeInvalid, "the path is not percent-encoded well")
@@ -75,7 +88,7 @@ func (a *API) port(w http.ResponseWriter, r *http.Request) error {
 	u.RawPath = rest
 	r2 := r.Clone(r.Context())
 	r2.URL = &u
-	r2.Header.Set("X-Forwarded-Prefix", prefix)
+	r2.Header.Set("X-Forwarded-Prefix", "/v1/sandboxes/"+idText+"/ports/"+portText)
 	a.proxy.Serve(w, r2, sb, port)
 	return nil
 }

@@ -17,6 +17,11 @@ func (a *API) registerSystem() {
 	a.huma.UseMiddleware(func(ctx huma.Context, next func(huma.Context)) {
 		r, w := humago.Unwrap(ctx)
 		timeBody(w, r, false)
+		// What `curl -d` says of a body when it is not told otherwise. No
+		// browser's form gets here: it has no way to send a key.
+		if r.Header.Get("Content-Type") == "application/x-www-form-urlencoded" {
+			r.Header.Set("Content-Type", "application/json")
+		}
 		next(ctx)
 	})
 	register(a, huma.Operation{

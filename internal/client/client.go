@@ -265,7 +265,7 @@ var connectCodes = map[connect.Code]sandbox.Code{
 	connect.CodeAlreadyExists: sandbox.CodeExists, connect.CodePermissionDenied: sandbox.CodeForbidden,
 	connect.CodeResourceExhausted: sandbox.CodeTooLarge, connect.CodeFailedPrecondition: sandbox.CodeConflict,
 	connect.CodeUnimplemented: sandbox.CodeUnsupported, connect.CodeUnavailable: sandbox.CodeUnavailable,
-	connect.CodeUnauthenticated: sandbox.CodeUnauthenticated,
+	connect.CodeUnauthenticated: sandbox.CodeInvalid, // of a user that the agent does not know
 }
 
 func codeOf(c connect.Code) sandbox.Code {
@@ -309,6 +309,9 @@ func (a agentHTTP) Do(r *http.Request) (*http.Response, error) {
 	}
 	var e wire.Error
 	if json.Unmarshal(data, &e) == nil && domainCodes[e.Code] {
+		if e.Code == sandbox.CodeUnauthenticated && res.Header.Get("WWW-Authenticate") == "" {
+			e.Code = sandbox.CodeInvalid // the agent says so of a user that it does not know
+		}
 		return nil, e.Err()
 	}
 	res.Body = io.NopCloser(bytes.NewReader(data))

@@ -218,6 +218,10 @@ func (d *daemon) serve(ctx context.Context, ready func(Info)) error {
 		return errors.Join(err, stop())
 	}
 	pointStarted.Hit()
+	group.Go(func() error {
+		handlers.Run(failed) // follows the events; ends with failed
+		return nil
+	})
 	d.started.Store(true)
 	_, info.FirstKey, err = d.manager.FirstKey(failed)
 	if err != nil {

@@ -38,20 +38,18 @@ func (c *Command) UnmarshalJSON(data []byte) error {
 		return json.Unmarshal(data, &c.Shell)
 	}
 	if err := json.Unmarshal(data, &c.Argv); err != nil {
-		return errors.New("cmd is neither a list of strings nor a string")
+		return errors.New("cmd is neither a list of strings (the program and its arguments) nor one string (a command line)")
 	}
 	return nil
 }
 
-// Schema describes both forms.
+// Schema describes both forms. They are an extension of the schema to huma,
+// whose own message on a oneOf tells nobody what to write: UnmarshalJSON's does.
 func (Command) Schema(huma.Registry) *huma.Schema {
-	one := 1
-	argv := &huma.Schema{Type: huma.TypeArray, Items: &huma.Schema{Type: huma.TypeString}, MinItems: &one, Description: "The program and its arguments, run as they are"}
-	shell := &huma.Schema{Type: huma.TypeString, MinLength: &one, Description: "A command line for /bin/sh -c"}
-	argv.PrecomputeMessages()
-	argv.Items.PrecomputeMessages()
-	shell.PrecomputeMessages()
-	return &huma.Schema{OneOf: []*huma.Schema{argv, shell}}
+	return &huma.Schema{Extensions: map[string]any{"oneOf": []any{
+		map[string]any{"type": "array", "items": map[string]any{"type": "string"}, "minItems": 1, "description": "The program and its arguments, run as they are"},
+		map[string]any{"type": "string", "minLength": 1, "description": "A command line for /bin/sh -c"},
+	}}}
 }
 
 // Exec asks to run a command to its end and to collect what it writes.
