@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/proto/filesystem/filesystemconnect"
@@ -65,7 +63,7 @@ func New(dial Dialer, token string) *Client {
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
 // Process is the process service, authenticated with the client's token. Its
-// errors are Connect's; Errorf of this package's Error maps them.
+// errors are Connect's; Error maps them.
 func (c *Client) Process() processconnect.ProcessClient { return c.process }
 
 // Filesystem is the filesystem service, authenticated with the client's token.
@@ -151,5 +149,3 @@ func asUser(h http.Header, user string) {
 		h.Set("Authorization", basicUser(user))
 	}
 }
-
-var _ connect.HTTPClient = (*http.Client)(nil)
