@@ -48,9 +48,9 @@ def main(source: str, target: str) -> None:
     warm.plot(MONTHS, highs, color="#c8553d", marker="o", label="mean daily high")
     warm.plot(MONTHS, lows, color="#588b8b", marker="o", label="mean daily low")
     warm.set_ylabel("°C")
-    wet.set_title(f"Seattle, {min(years)}–{max(years)}")
-    fig.legend(loc="upper center", bbox_to_anchor=(0.5, 0.86), ncol=3, frameon=False)
-    fig.tight_layout()
+    wet.set_xlabel(f"Seattle, {min(years)}–{max(years)}")
+    fig.legend(loc="upper center", ncol=3, frameon=False)
+    fig.tight_layout(rect=(0, 0, 1, 0.93))
     fig.savefig(target)
 
 

@@ -50,7 +50,10 @@ func newBare(ctx context.Context, l *lab, rt string) (*bare, error) {
 		return nil, err
 	}
 
-	b := &bare{dir: filepath.Join(l.state, "bare-"+rt), netns: "warren-bench-" + l.instance, cgroup: "/warren-bench-" + l.instance}
+	b := &bare{dir: filepath.Join(l.state, "bare-"+rt), netns: "warren-bench-" + l.instance,
+		// In the daemon's group, whose CPU sets the driver made: a group elsewhere
+		// would have none on cgroup v1.
+		cgroup: "/warren-" + l.instance + "/bench"}
 	if err := os.RemoveAll(b.dir); err != nil {
 		return nil, err
 	}
@@ -79,7 +82,7 @@ func newBare(ctx context.Context, l *lab, rt string) (*bare, error) {
 			spec.Linux.Namespaces[i].Path = "/run/netns/" + b.netns
 		}
 	}
-	spec.Linux.CgroupsPath = b.cgroup + "/run"
+	spec.Linux.CgroupsPath = b.cgroup
 	if data, err = json.Marshal(spec); err != nil {
 		return nil, err
 	}
