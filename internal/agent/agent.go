@@ -14,6 +14,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -37,6 +38,10 @@ import (
 // as octet-stream, 0.6.2 file metadata, 0.6.3 entries in events, 0.6.4 watches
 // on network mounts.
 const EnvdVersion = "0.6.4"
+
+// trimAfter is how long the agent must be without calls before it gives the
+// memory that they took back to the host.
+const trimAfter = 5 * time.Second
 
 // maxMessage bounds one message of a client to the services, in bytes.
 const maxMessage = 32 << 20
@@ -63,6 +68,7 @@ type Agent struct {
 	cpu      cpuMeter
 	started  time.Time
 	server   *http.Server
+	trim     *time.Timer   // runs out when the agent is idle
 	initMu   chan struct{} // holds one token: inits are applied one after the other
 	closing  sync.Once
 }
@@ -92,6 +98,7 @@ func New(cfg Config) (*Agent, error) {
 		initMu:   make(chan struct{}, 1),
 	}
 	a.initMu <- struct{}{}
+	a.trim = time.AfterFunc(trimAfter, debug.FreeOSMemory)
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
@@ -127,6 +134,7 @@ func (a *Agent) Close(ctx context.Context) {
 		if a.server.Shutdown(short) != nil {
 			a.server.Close()
 		}
+		a.trim.Stop()
 		a.reaper.Close()
 	})
 }
@@ -180,6 +188,7 @@ func (a *Agent) authorize(next http.Handler) http.Handler {
 		if r.Header.Get("Connect-Timeout-Ms") == "0" {
 			r.Header.Del("Connect-Timeout-Ms")
 		}
+		defer a.trim.Reset(trimAfter)
 		next.ServeHTTP(w, r)
 	})
 }

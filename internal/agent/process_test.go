@@ -458,7 +458,9 @@ func TestInput(t *testing.T) {
 		s.Receive()
 		o.take(t, s.Msg().GetEvent())
 		var want bytes.Buffer
+		fed := make(chan struct{})
 		go func() {
+			defer close(fed)
 			in := c.StreamInput(context.Background())
 			in.Send(&process.StreamInputRequest{Event: &process.StreamInputRequest_Start{Start: &process.StreamInputRequest_StartEvent{Process: byPid(o.pid)}}})
 			for i := range 200 {
@@ -484,6 +486,7 @@ func TestInput(t *testing.T) {
 		for s.Receive() {
 			o.take(t, s.Msg().GetEvent())
 		}
+		<-fed
 		if !bytes.Equal(o.stdout, want.Bytes()) {
 			t.Errorf("got %d bytes, want %d", len(o.stdout), want.Len())
 		}
