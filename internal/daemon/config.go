@@ -25,7 +25,7 @@ const (
 	// NoListen as Config.Listen serves the unix socket alone.
 	NoListen = "none"
 
-	defaultGrace = 10 * time.Second
+	defaultGrace = 5 * time.Second
 )
 
 // runRoot holds every instance's run directory. It does not outlive the boot,
@@ -51,7 +51,7 @@ type Config struct {
 	MaxEnded  int           // and how many; 0 is 10,000
 	Ballast   int64         // bytes of disk kept for the records of a full disk; 0 is 16 MiB, below 0 none
 
-	Grace time.Duration // for calls under way when the daemon stops; 0 is 10 s
+	Grace time.Duration // for calls under way when the daemon stops; 0 is 5 s
 }
 
 // Info tells what a daemon that is ready serves.

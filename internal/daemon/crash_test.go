@@ -25,8 +25,6 @@ type operation struct {
 	// prepare makes what run needs, and is not part of the operation.
 	prepare func(t *testing.T, s *stage) string
 	run     func(ctx context.Context, t *testing.T, s *stage, prepared string)
-	// rare are points that the operation passes at times alone.
-	rare []string
 }
 
 func createOp(runtime string) operation {
@@ -230,6 +228,26 @@ func TestCrash(t *testing.T) {
 				if p := s.launch(t, fault.Env+"="+point); !p.died(time.Minute) {
 					t.Errorf("the daemon did not come to %s:\n%s", point, p.stderr)
 					p.kill(t)
+				}
+				reached[point] = true
+				survive(t)
+			})
+		}
+	})
+	t.Run("stop with none left", func(t *testing.T) {
+		s.killAll(t)
+		kept = nil
+		s.d.order(t, "trace")
+		s.d.terminate(t)
+		points := s.d.passed()
+		s.start(t)
+		for _, point := range points {
+			t.Run(point, func(t *testing.T) {
+				s.d.order(t, "arm %s", point)
+				s.d.cmd.Process.Signal(syscall.SIGTERM)
+				if !s.d.died(30 * time.Second) {
+					t.Errorf("the daemon did not come to %s", point)
+					s.d.kill(t)
 				}
 				reached[point] = true
 				survive(t)

@@ -147,8 +147,9 @@ var agentPath = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// newStage makes a state directory with the template "tiny" in it.
-func newStage(t *testing.T) *stage {
+// newStage makes a state directory with the templates "tiny" and "service" in
+// it.
+func newStage(t *testing.T, change ...func(dir string, cfg *Config)) *stage {
 	t.Helper()
 	testenv.Root(t)
 	busybox := testenv.Command(t, "busybox", "apt-get install busybox-static")
@@ -171,6 +172,9 @@ func newStage(t *testing.T) *stage {
 	}
 	if err := os.Mkdir(s.cfg.State, 0o700); err != nil {
 		t.Fatal(err)
+	}
+	for _, f := range change {
+		f(dir, &s.cfg)
 	}
 	run, err := RunDir(s.cfg.State)
 	if err != nil {
@@ -255,10 +259,19 @@ func importTiny(t *testing.T, state, busybox, archive string) {
 		t.Fatal(err)
 	}
 	defer lib.Close()
-	if _, err := lib.Import(t.Context(), template.ImportOptions{
-		Target: template.Target{Name: "tiny"}, Ref: "docker-archive:" + archive, AllowLocal: true,
-	}, nil); err != nil {
-		t.Fatal(err)
+	for _, target := range []template.Target{
+		{Name: "tiny"},
+		{
+			Name:     "service",
+			StartCmd: `echo serving; sleep 0.3; echo yes > /tmp/ready; i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.1; done`,
+			ReadyCmd: `[ -e /tmp/ready ]`,
+		},
+	} {
+		if _, err := lib.Import(t.Context(), template.ImportOptions{
+			Target: target, Ref: "docker-archive:" + archive, AllowLocal: true,
+		}, nil); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -386,6 +399,9 @@ func (p *process) died(d time.Duration) bool {
 
 // tearDown ends everything on the stage, and checks that nothing is left.
 func (s *stage) tearDown(t *testing.T) {
+	if s.d == nil {
+		return
+	}
 	select {
 	case <-s.d.done:
 		s.start(t)
@@ -440,7 +456,9 @@ func (s *stage) list(t *testing.T, f client.Filter) []wire.Sandbox {
 // create makes a sandbox of "tiny".
 func (s *stage) create(t *testing.T, r wire.CreateSandbox) wire.Sandbox {
 	t.Helper()
-	r.Template = "tiny"
+	if r.Template == "" {
+		r.Template = "tiny"
+	}
 	sb, err := s.client.CreateSandbox(context.Background(), r)
 	if err != nil {
 		t.Fatalf("create: %v\n%s", err, s.d.stderr)
