@@ -106,7 +106,12 @@ func claim(ctx context.Context, cfg Config) (record, error) {
 	if on, err := ipForward(); err == nil && !on {
 		rec.EnabledIPForward = true
 	}
-	if err := writeJSON(filepath.Join(cfg.StateDir, "network.json"), rec); err != nil {
+	// Written only where it changed: a daemon must be able to start on a full
+	// disk.
+	if rec != saved {
+		err = writeJSON(filepath.Join(cfg.StateDir, "network.json"), rec)
+	}
+	if err != nil {
 		return rec, sandbox.Errorf(diskCode(err), "record the network's range: %w", err)
 	}
 	pointRecorded.Hit()
