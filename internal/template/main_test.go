@@ -154,7 +154,10 @@ func tarOf(t testing.TB, files ...file) []byte {
 		case f.link != "":
 			h.Typeflag, h.Linkname = tar.TypeSymlink, f.link
 		case strings.HasSuffix(f.name, "/"):
-			h.Typeflag, h.Mode = tar.TypeDir, 0o755
+			h.Typeflag = tar.TypeDir
+			if f.mode == 0 {
+				h.Mode = 0o755
+			}
 		}
 		if err := w.WriteHeader(h); err != nil {
 			t.Fatal(err)
@@ -188,7 +191,7 @@ func boxFiles(t testing.TB) []file {
 		{name: "bin/busybox", body: string(bin), mode: 0o755},
 		{name: "etc/passwd", body: "root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/home/app:/bin/sh\n"},
 		{name: "etc/group", body: "root:x:0:\napp:x:1001:\nweb:x:33:\n"},
-		{name: "tmp/"},
+		{name: "tmp/", mode: 0o1777},
 	}
 	for _, a := range []string{"sh", "cat", "echo", "ls", "mkdir", "rm", "mv", "chmod", "id", "env", "sleep", "pwd", "ln", "touch", "test", "dd"} {
 		files = append(files, file{name: "bin/" + a, link: "busybox"})

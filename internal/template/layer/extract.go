@@ -90,6 +90,9 @@ func Extract(ctx context.Context, r io.Reader, dir string, o ExtractOptions) (St
 		if errors.Is(err, io.EOF) {
 			break
 		}
+		if errors.Is(err, io.ErrUnexpectedEOF) && x.stats.Entries == 0 {
+			err = tar.ErrHeader // shorter than any archive
+		}
 		if err != nil {
 			return x.stats, readError(err)
 		}
