@@ -50,14 +50,26 @@ func (l layout) at(offset int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
+// indexOf gives the /30 that a is in.
+func (l layout) indexOf(a netip.Addr) (int, bool) {
+	s, _, ok := l.place(a)
+	return s, ok
+}
+
 // slotOf gives the slot whose sandbox has address a.
 func (l layout) slotOf(a netip.Addr) (int, bool) {
+	s, host, ok := l.place(a)
+	return s, ok && s > 0 && host == 2
+}
+
+// place splits an address of the range into its /30 and its place there.
+func (l layout) place(a netip.Addr) (s, host int, ok bool) {
 	if !a.Is4() || !l.prefix.Contains(a) {
-		return 0, false
+		return 0, 0, false
 	}
 	base, b := l.prefix.Addr().As4(), a.As4()
 	off := int(binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(base[:]))
-	return off / 4, off/4 > 0 && off%4 == 2
+	return off / 4, off % 4, true
 }
 
 // slotOfLink reads the slot out of a host end's name.

@@ -392,3 +392,58 @@ func TestCanceledAcquireLeavesNothing(t *testing.T) {
 		t.Error("left:", onHost, err)
 	}
 }
+
+// A daemon that died between a slot's release and the forgetting of its
+// connections must not hand them on: the next sandbox of the slot could go on
+// with one that its policy denies.
+func TestConnectionsOfTheDeadAreForgotten(t *testing.T) {
+	newWorld(t)
+	cfg := testConfig(t)
+	n, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, gone := acquire(t, n, egress(nil, nil)), acquire(t, n, egress(nil, nil))
+	for _, l := range []sandbox.Link{kept, gone} {
+		if err := pingUDP(t, l, publicA+":80", long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.cancel() // and so nobody forgets
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	n.wg.Wait()
+	if err := n.remove(n.used[gone.Slot]); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.dns.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n.unlock()
+	n, err = Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func(l sandbox.Link) (k int) {
+		if _, err := forget(func(f flow) bool {
+			if f.src == l.Address.Addr() {
+				k++
+			}
+			return false
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	if count(kept) == 0 || count(gone) != 0 {
+		t.Errorf("%d connections of the living, %d of the dead", count(kept), count(gone))
+	}
+	if err := n.Sweep(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+	mustBeClean(t, cfg)
+}

@@ -26,13 +26,6 @@ func TestMain(m *testing.M) {
 		cmd := exec.Command(os.Args[0], os.Args[1:]...)
 		cmd.Env = append(os.Environ(), envInside+"=1")
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-		for i := range 8 { // a fuzzing worker's pipes
-			if f := os.NewFile(uintptr(3+i), "inherited"); f != nil {
-				if _, err := unix.FcntlInt(uintptr(3+i), unix.F_GETFD, 0); err == nil && os.Getenv("GO_FUZZ_WORKER") != "" {
-					cmd.ExtraFiles = append(cmd.ExtraFiles, f)
-				}
-			}
-		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 		if err := cmd.Run(); err != nil {
 			if cmd.ProcessState == nil {

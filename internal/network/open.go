@@ -76,6 +76,10 @@ func (n *Network) openHost(ctx context.Context) error {
 	if err := n.discover(); err != nil {
 		return err
 	}
+	// A daemon that died may have released slots without this.
+	if _, err := forget(n.ofFreeSlot); err != nil {
+		return err
+	}
 	if err := n.builder.addResolver(); err != nil {
 		return err
 	}
@@ -118,6 +122,15 @@ func (n *Network) discover() error {
 	}
 	n.free = slotRange(n.cfg.slots, n.found)
 	return nil
+}
+
+// ofFreeSlot tells whether f is a connection of a slot that nobody has.
+func (n *Network) ofFreeSlot(f flow) bool {
+	free := func(a netip.Addr) bool {
+		s, ok := n.builder.indexOf(a)
+		return ok && s > 0 && !n.found[s]
+	}
+	return free(f.src) || free(f.dst)
 }
 
 func (n *Network) dnsClient(src netip.Addr) (dns.Client, bool) {

@@ -4,10 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
@@ -279,11 +279,5 @@ func (t table) slotOfElement(e nftables.SetElement) (int, bool) {
 	if e.IntervalEnd || len(e.Key) < 4 {
 		return 0, false
 	}
-	key := e.Key[len(e.Key)-4:]
-	base := t.prefix.Addr().As4()
-	off := int(binaryutil.BigEndian.Uint32(key)) - int(binaryutil.BigEndian.Uint32(base[:]))
-	if off < 0 || off >= 1<<16 {
-		return 0, false
-	}
-	return off / 4, true
+	return t.indexOf(netip.AddrFrom4([4]byte(e.Key[len(e.Key)-4:])))
 }
