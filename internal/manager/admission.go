@@ -196,6 +196,9 @@ func (l *ledger) admit(id sandbox.ID, c claim, f facts) error {
 	short := func(what, format string, args ...any) error {
 		return sandbox.Errorf(sandbox.CodeNoCapacity, format+": end sandboxes, ask for less, or use a larger host", args...).With("resource", what)
 	}
+	if most := f.memory.Total - b.MemoryReserve; c.memory > most {
+		return short("memory", "the host can give its sandboxes %s of memory together, %s do not fit", size(most), size(c.memory))
+	}
 	if l.sum.memory+c.memory > l.memoryCap {
 		return short("memory", "the host's memory budget of %s is promised up to %s, %s more do not fit",
 			size(l.memoryCap), size(l.sum.memory), size(c.memory))

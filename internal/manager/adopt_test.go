@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -137,5 +138,24 @@ func TestStartFailsWhole(t *testing.T) {
 	if s, err := m.Get(t.Context(), tenant, s.ID); err != nil || s.State != sandbox.Running {
 		t.Errorf("it is %s (%s), %v", s.State, s.Reason, err)
 	}
+	w.check(t)
+}
+
+func TestWhatWillNotGoKeepsNobodyFromBeingServed(t *testing.T) {
+	w := newWorld(t)
+	w.rt.Plant(sandbox.Spec{ID: "sbxorphan"})
+	var tries atomic.Int32
+	w.rt.OnKill = func(context.Context, sandbox.ID) error {
+		if tries.Add(1) == 1 {
+			return errors.New("busy")
+		}
+		return nil
+	}
+	m := w.start(t)
+	if w.rt.Box("sbxorphan") == nil {
+		t.Fatal("the orphan is gone already")
+	}
+	create(t, m, manager.CreateRequest{})
+	eventually(t, "the orphan is gone", func() bool { return w.rt.Box("sbxorphan") == nil })
 	w.check(t)
 }

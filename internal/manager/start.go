@@ -76,15 +76,16 @@ func (m *Manager) Start(ctx context.Context) error {
 		return err
 	}
 	pointStartAdopted.Hit()
-	if err := m.cleanUnknown(ctx); err != nil {
-		return err
+	err = m.cleanHost(ctx)
+	if ctx.Err() != nil {
+		return ctxError(ctx, "remove what is not on record")
 	}
-	pointStartCleaned.Hit()
-	if err := m.cfg.Network.Sweep(ctx, m.slots()); err != nil {
-		return err
+	if err != nil {
+		// One thing that will not go must not keep the others from being served.
+		m.log.ErrorContext(ctx, "remove what is not on record; it is tried again", "error", err)
+		m.tasks.run(func() { m.cleanAgain(m.watching) })
 	}
-	pointStartSwept.Hit()
-	if err := m.removeUnknownDirs(ctx); err != nil {
+	if err := m.emptyTmp(); err != nil {
 		return err
 	}
 	pointStartDirs.Hit()
@@ -200,12 +201,44 @@ func (m *Manager) whyGone(err error) (sandbox.Reason, string) {
 	return sandbox.ReasonRuntimeCrashed, "it ended while no daemon ran"
 }
 
+// cleanHost removes what the host has of sandboxes that are not live. It may
+// run beside creates: what it looks for on the host first, it looks for among
+// the live ones afterwards.
+func (m *Manager) cleanHost(ctx context.Context) error {
+	errs := []error{m.cleanUnknown(ctx)}
+	pointStartCleaned.Hit()
+	errs = append(errs, m.cfg.Network.Sweep(ctx, m.slots()))
+	pointStartSwept.Hit()
+	return errors.Join(append(errs, m.removeUnknownDirs(ctx))...)
+}
+
+// cleanAgain tries cleanHost until it works or ctx is done.
+func (m *Manager) cleanAgain(ctx context.Context) {
+	for wait := retryEnd; ; wait = min(2*wait, retryEndMost) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		err := m.cleanHost(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		m.log.ErrorContext(ctx, "remove what is not on record; it is tried again", "error", err)
+	}
+}
+
 // cleanUnknown removes what runtimes hold of sandboxes that are not live.
 func (m *Manager) cleanUnknown(ctx context.Context) error {
+	var errs []error
 	for _, rt := range m.cfg.Runtimes {
 		ids, err := rt.List(ctx)
+		if errors.Is(err, &sandbox.Error{Code: sandbox.CodeUnavailable}) {
+			m.log.WarnContext(ctx, "a runtime that this host cannot run is not cleaned", "runtime", rt.Name(), "error", err)
+			continue
+		}
 		if err != nil {
-			return describe(err, "list what runtime "+rt.Name()+" holds")
+			errs = append(errs, describe(err, "list what runtime "+rt.Name()+" holds"))
 		}
 		for _, id := range ids {
 			if l := m.find(id); l != nil && l.record().Runtime == rt.Name() {
@@ -213,11 +246,11 @@ func (m *Manager) cleanUnknown(ctx context.Context) error {
 			}
 			m.log.WarnContext(ctx, "remove a sandbox that is not on record", "sandbox", id, "runtime", rt.Name())
 			if err := rt.Clean(ctx, id); err != nil {
-				return describe(err, "remove the unknown sandbox "+string(id))
+				errs = append(errs, describe(err, "remove the unknown sandbox "+string(id)))
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // slots gives the network slots of the live sandboxes.
@@ -233,25 +266,29 @@ func (m *Manager) slots() map[int]sandbox.ID {
 	return inUse
 }
 
-// removeUnknownDirs removes the directories of sandboxes that are not live,
-// and what was left in tmp.
+// removeUnknownDirs removes the directories of sandboxes that are not live.
 func (m *Manager) removeUnknownDirs(ctx context.Context) error {
 	entries, err := os.ReadDir(m.sandboxes())
 	if err != nil {
 		return sandbox.Errorf(sandbox.CodeInternal, "list the sandboxes' directories: %w", err)
 	}
+	var errs []error
 	for _, e := range entries {
 		id := sandbox.ID(e.Name())
 		if m.find(id) != nil {
 			continue
 		}
 		m.log.WarnContext(ctx, "remove the directory of a sandbox that is not live", "name", e.Name())
-		if err := m.removeDir(id); err != nil {
-			return err
-		}
+		errs = append(errs, m.removeDir(id))
 	}
+	return errors.Join(errs...)
+}
+
+// emptyTmp removes what an earlier daemon was writing.
+func (m *Manager) emptyTmp() error {
 	tmp := filepath.Join(m.cfg.StateDir, "tmp")
-	if entries, err = os.ReadDir(tmp); err != nil {
+	entries, err := os.ReadDir(tmp)
+	if err != nil {
 		return sandbox.Errorf(sandbox.CodeInternal, "list %s: %w", tmp, err)
 	}
 	for _, e := range entries {
