@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/warrenhq/warren/internal/agent/beneath"
 	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/agent/session"
 	"github.com/warrenhq/warren/internal/agent/users"
@@ -53,6 +54,8 @@ func WriteError(w http.ResponseWriter, err error) {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		status = http.StatusInsufficientStorage
 		err = fmt.Errorf("not enough disk space available: %w", err)
+	case errors.Is(err, beneath.ErrEscapes):
+		status = http.StatusBadRequest
 	case errors.Is(err, fs.ErrNotExist):
 		status = http.StatusNotFound
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):

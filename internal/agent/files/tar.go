@@ -15,9 +15,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/warrenhq/warren/internal/agent/beneath"
 	"github.com/warrenhq/warren/internal/agent/fsys"
 	"github.com/warrenhq/warren/internal/agent/users"
 )
@@ -57,13 +59,13 @@ func (h *Handler) GetTar(w http.ResponseWriter, r *http.Request) {
 		WriteError(w, err)
 		return
 	}
-	// os.Root holds the directory, so that one that is swapped for a link while
-	// it is read leads nowhere else.
+	// Held, so that one that is swapped for a link while it is read leads nowhere
+	// else.
 	dir, name := real, "."
 	if !st.IsDir() {
 		dir, name = filepath.Split(real)
 	}
-	root, err := os.OpenRoot(dir)
+	root, err := beneath.Open(dir)
 	if err != nil {
 		WriteError(w, err)
 		return
@@ -91,7 +93,7 @@ type inode struct{ dev, ino uint64 }
 // archiver writes a tree to an archive.
 type archiver struct {
 	tw    *tar.Writer
-	root  *os.Root
+	root  *beneath.Root
 	users *users.DB
 	links map[inode]string // the name of the first of several hard links
 }
@@ -104,41 +106,37 @@ func (a *archiver) add(rel, name string) error {
 		}
 		return err
 	}
-	m := st.Mode()
-	if m&(fs.ModeSocket|fs.ModeDevice|fs.ModeCharDevice|fs.ModeIrregular) != 0 {
-		return nil
+	kind := st.Mode & unix.S_IFMT
+	hdr := &tar.Header{
+		Name: name, Mode: int64(st.Mode & 0o7777), ModTime: time.Unix(st.Mtim.Unix()), Format: tar.FormatPAX,
+		Uid: int(st.Uid), Gid: int(st.Gid), Uname: a.users.UserName(int(st.Uid)), Gname: a.users.GroupName(int(st.Gid)),
 	}
-	var target string
-	if m&fs.ModeSymlink != 0 {
-		if target, err = a.root.Readlink(rel); err != nil {
-			return err
-		}
-	}
-	hdr := &tar.Header{Name: name, Linkname: target, Mode: int64(st.Sys().(*syscall.Stat_t).Mode & 0o7777), ModTime: st.ModTime(), Format: tar.FormatPAX}
-	sys := st.Sys().(*syscall.Stat_t)
-	hdr.Uid, hdr.Gid = int(sys.Uid), int(sys.Gid)
-	hdr.Uname, hdr.Gname = a.users.UserName(hdr.Uid), a.users.GroupName(hdr.Gid)
-	switch {
-	case m.IsDir():
+	switch kind {
+	case unix.S_IFDIR:
 		hdr.Typeflag, hdr.Name = tar.TypeDir, name+"/"
 		if err := a.tw.WriteHeader(hdr); err != nil {
 			return err
 		}
 		return a.dir(rel, name)
-	case m&fs.ModeSymlink != 0:
+	case unix.S_IFLNK:
 		hdr.Typeflag = tar.TypeSymlink
-	case m&fs.ModeNamedPipe != 0:
+		if hdr.Linkname, err = a.root.Readlink(rel); err != nil {
+			return err
+		}
+	case unix.S_IFIFO:
 		hdr.Typeflag = tar.TypeFifo
-	default:
-		key := inode{uint64(sys.Dev), sys.Ino}
-		if first, ok := a.links[key]; ok && sys.Nlink > 1 {
+	case unix.S_IFREG:
+		key := inode{uint64(st.Dev), st.Ino}
+		if first, ok := a.links[key]; ok && st.Nlink > 1 {
 			hdr.Typeflag, hdr.Linkname = tar.TypeLink, first
 			break
 		}
-		if sys.Nlink > 1 && len(a.links) < maxHardlinks {
+		if st.Nlink > 1 && len(a.links) < maxHardlinks {
 			a.links[key] = name
 		}
 		return a.file(rel, hdr)
+	default:
+		return nil
 	}
 	return a.tw.WriteHeader(hdr)
 }
@@ -171,7 +169,7 @@ func (a *archiver) dir(rel, name string) error {
 // file writes a regular file, of the size that it has when it is opened: one
 // that grows is cut, one that shrinks is filled with zeros.
 func (a *archiver) file(rel string, hdr *tar.Header) error {
-	f, err := a.root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	f, err := a.root.Open(rel)
 	if err != nil {
 		return err
 	}
@@ -252,7 +250,7 @@ func (h *Handler) PutTar(w http.ResponseWriter, r *http.Request) {
 
 // extractor extracts one archive.
 type extractor struct {
-	root     *os.Root
+	root     *beneath.Root
 	uid, gid int
 	preserve bool
 	bytes    int64 // what may still come
@@ -262,14 +260,14 @@ type extractor struct {
 
 type dirTime struct {
 	name string
-	mode fs.FileMode
+	mode uint32
 	time time.Time
 }
 
 func bad(format string, args ...any) error { return statusf(http.StatusBadRequest, format, args...) }
 
 func (x *extractor) extract(dst string, body io.Reader) error {
-	root, err := os.OpenRoot(dst)
+	root, err := beneath.Open(dst)
 	if err != nil {
 		return err
 	}
@@ -303,13 +301,10 @@ func (x *extractor) extract(dst string, body io.Reader) error {
 	// reverse, so that a directory's own come after those of what is in it.
 	for i := len(x.dirs) - 1; i >= 0; i-- {
 		d := x.dirs[i]
-		if st, err := root.Lstat(d.name); err != nil || !st.IsDir() {
-			continue // a later entry replaced it
-		}
-		if err := root.Chmod(d.name, d.mode); err != nil {
+		if err := root.ChmodDir(d.name, d.mode); err != nil {
 			return err
 		}
-		root.Chtimes(d.name, time.Time{}, d.time)
+		root.SetModTime(d.name, d.time)
 	}
 	return nil
 }
@@ -332,10 +327,7 @@ func entryName(name string) (string, error) {
 }
 
 func (x *extractor) entry(hdr *tar.Header, name string, body io.Reader) error {
-	mode := fs.FileMode(hdr.Mode).Perm()
-	if hdr.Mode&0o1000 != 0 {
-		mode |= fs.ModeSticky
-	}
+	mode := uint32(hdr.Mode & 0o1777)
 	switch hdr.Typeflag {
 	case tar.TypeXGlobalHeader:
 		return nil
@@ -344,9 +336,13 @@ func (x *extractor) entry(hdr *tar.Header, name string, body io.Reader) error {
 			return err
 		}
 		if name != "." {
+			st, err := x.root.Lstat(name)
+			if err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+				return err // a link to a directory serves as one, and stays as it is
+			}
 			if len(x.dirs) < maxHardlinks {
 				x.dirs = append(x.dirs, dirTime{name, mode, hdr.ModTime})
-			} else if err := x.root.Chmod(name, mode); err != nil {
+			} else if err := x.root.ChmodDir(name, mode); err != nil {
 				return err
 			}
 			return x.own(name, hdr)
@@ -373,7 +369,7 @@ func (x *extractor) entry(hdr *tar.Header, name string, body io.Reader) error {
 		if target == name {
 			return bad("archive entry %.200q is a hard link to itself", name)
 		}
-		if st, err := x.root.Lstat(target); err != nil || !st.Mode().IsRegular() {
+		if st, err := x.root.Lstat(target); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 			return bad("archive entry %.200q is a hard link to %.200q, which is not a file of the archive", name, target)
 		}
 		if err := x.clear(name); err != nil {
@@ -399,22 +395,22 @@ func (x *extractor) clear(name string) error {
 	if err != nil {
 		return err
 	}
-	if st.IsDir() {
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return bad("archive entry %.200q would replace a directory", name)
 	}
 	return x.root.Remove(name)
 }
 
 // mkdir makes the directory name and its parents. A link to a directory under
-// the root serves as one; os.Root refuses others.
+// the root serves as one; others are refused.
 func (x *extractor) mkdir(name string) error {
 	if name == "." {
 		return nil
 	}
-	if st, err := x.root.Stat(name); err == nil {
-		if st.IsDir() {
-			return nil
-		}
+	switch is, err := x.root.IsDir(name); {
+	case is:
+		return nil
+	case err == nil:
 		return bad("archive entry %.200q is under a file", name)
 	}
 	if err := x.mkdir(path.Dir(name)); err != nil {
@@ -426,7 +422,7 @@ func (x *extractor) mkdir(name string) error {
 	return x.chown(name, x.uid, x.gid)
 }
 
-func (x *extractor) file(hdr *tar.Header, name string, mode fs.FileMode, body io.Reader) error {
+func (x *extractor) file(hdr *tar.Header, name string, mode uint32, body io.Reader) error {
 	if hdr.Size > x.bytes {
 		return statusf(http.StatusRequestEntityTooLarge, "the archive has more bytes than allowed")
 	}
@@ -434,7 +430,7 @@ func (x *extractor) file(hdr *tar.Header, name string, mode fs.FileMode, body io
 	if err := x.clear(name); err != nil {
 		return err
 	}
-	f, err := x.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
+	f, err := x.root.Create(name, 0o600)
 	if err != nil {
 		return err
 	}
@@ -455,13 +451,13 @@ func (x *extractor) file(hdr *tar.Header, name string, mode fs.FileMode, body io
 			return err
 		}
 	}
-	if err := f.Chmod(mode); err != nil {
-		return err
+	if err := unix.Fchmod(int(f.Fd()), mode); err != nil {
+		return &fs.PathError{Op: "chmod", Path: name, Err: err}
 	}
 	if err := f.Close(); err != nil {
 		return err
 	}
-	return x.root.Chtimes(name, time.Time{}, hdr.ModTime)
+	return x.root.SetModTime(name, hdr.ModTime)
 }
 
 func (x *extractor) owner(hdr *tar.Header) (uid, gid int) {
