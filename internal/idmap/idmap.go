@@ -34,13 +34,60 @@ func ForSlot(slot int) (Range, error) {
 	return Range{Base: firstBase + uint32(slot)*Size}, nil
 }
 
-// UserNS makes a user namespace that maps r, uids and gids alike. The caller
+// kept holds user namespaces for their next use: slots are used again and
+// again, and to make one takes a process. Which one goes when there are too
+// many does not matter.
+var (
+	keptMu sync.Mutex
+	kept   = map[Range]*os.File{}
+)
+
+const maxKept = 64
+
+// UserNS gives a user namespace that maps r, uids and gids alike. The caller
 // closes it.
-//
-// The namespace is that of a child which the kernel stops at its exec, before
-// it runs one instruction, and which is killed as soon as the namespace's file
-// is open.
 func (r Range) UserNS() (*os.File, error) {
+	keptMu.Lock()
+	f := kept[r]
+	if f != nil {
+		f, err := dup(f)
+		keptMu.Unlock()
+		return f, err
+	}
+	keptMu.Unlock()
+	f, err := r.newUserNS()
+	if err != nil {
+		return nil, err
+	}
+	keptMu.Lock()
+	defer keptMu.Unlock()
+	if kept[r] == nil {
+		if len(kept) >= maxKept {
+			for old, f := range kept {
+				f.Close()
+				delete(kept, old)
+				break
+			}
+		}
+		if own, err := dup(f); err == nil {
+			kept[r] = own
+		}
+	}
+	return f, nil
+}
+
+func dup(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// newUserNS makes a user namespace. It is that of a child which the kernel
+// stops at its exec, before it runs one instruction, and which is killed as
+// soon as the namespace's file is open.
+func (r Range) newUserNS() (*os.File, error) {
 	var ns *os.File
 	var err error
 	var wg sync.WaitGroup

@@ -97,11 +97,46 @@ func TestSupported(t *testing.T) {
 	}
 }
 
+func TestUserNSIsKept(t *testing.T) {
+	testenv.Root(t)
+	var names []string
+	for slot := range maxKept + 10 {
+		r, _ := ForSlot(slot)
+		for range 2 {
+			ns, err := r.UserNS()
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", ns.Fd()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, name)
+			if err := ns.Close(); err != nil { // the caller's own
+				t.Fatal(err)
+			}
+		}
+		if n := len(names); names[n-1] != names[n-2] {
+			t.Errorf("slot %d: %s and then %s", slot, names[n-2], names[n-1])
+		}
+	}
+	if len(kept) > maxKept {
+		t.Errorf("%d are kept, more than %d", len(kept), maxKept)
+	}
+	seen := map[string]bool{}
+	for _, name := range names {
+		seen[name] = true
+	}
+	if len(seen) != maxKept+10 {
+		t.Errorf("%d namespaces for %d ranges", len(seen), maxKept+10)
+	}
+}
+
 func BenchmarkUserNS(b *testing.B) {
 	testenv.Root(b)
 	r, _ := ForSlot(0)
 	for b.Loop() {
-		ns, err := r.UserNS()
+		ns, err := r.newUserNS()
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -49,16 +49,16 @@ func (d *Driver) addSys(ctx context.Context, spec *specs.Spec, g *oci.Cgroup, st
 	spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/sys", Type: "bind", Source: sys, Options: ro})
 	g.AddMounts(spec)
 
-	cpu := "/sys/devices/system/cpu"
-	if dir := d.lxcfs.start(ctx); dir != "" {
+	cpu := "/" + cpuDir
+	if paths := d.lxcfs.start(ctx); paths != nil {
 		for _, name := range lxcfsFiles {
-			src, err := stage.Bind(dir+"/proc/"+name, "proc/"+name)
+			src, err := stage.Bind(paths["proc/"+name], "proc/"+name)
 			if err != nil {
 				return fmt.Errorf("lxcfs: %w", err)
 			}
 			spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/proc/" + name, Type: "bind", Source: src, Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"}})
 		}
-		cpu = dir + "/sys/devices/system/cpu"
+		cpu = paths[cpuDir]
 	}
 	src, err := stage.Bind(cpu, "cpu")
 	if err != nil {

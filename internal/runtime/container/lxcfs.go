@@ -31,8 +31,12 @@ type lxcfs struct {
 	dir    string // its mount point
 	pid    string // its pid file
 
-	mu sync.Mutex
+	mu    sync.Mutex
+	files map[string]*os.File // O_PATH; looking a path up costs FUSE a round trip for each part
 }
+
+// cpuDir is lxcfs's view of the CPUs.
+const cpuDir = "sys/devices/system/cpu"
 
 func newLXCFS(runDir string) *lxcfs {
 	dir := filepath.Join(runDir, "lxcfs")
@@ -44,27 +48,58 @@ func (l *lxcfs) available() bool {
 	return l.binary != "" && unix.Access("/dev/fuse", unix.R_OK|unix.W_OK) == nil
 }
 
-// start sees to it that lxcfs serves, and returns its mount point; "" where
-// it does not and cannot.
-func (l *lxcfs) start(ctx context.Context) string {
+// start sees to it that lxcfs serves, and returns paths of its files by their
+// names ("proc/meminfo"); nil where it does not and cannot.
+func (l *lxcfs) start(ctx context.Context) map[string]string {
 	if !l.available() {
-		return ""
+		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.serves() {
-		return l.dir
+	if !l.serves() {
+		l.forget()
+		if l.launch(ctx) != nil {
+			return nil
+		}
 	}
-	if l.launch(ctx) != nil {
-		return ""
+	if l.files == nil && l.open() != nil {
+		l.forget()
+		return nil
 	}
-	return l.dir
+	paths := make(map[string]string, len(l.files))
+	for name, f := range l.files {
+		paths[name] = fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+	}
+	return paths
+}
+
+func (l *lxcfs) open() error {
+	l.files = map[string]*os.File{}
+	names := []string{cpuDir}
+	for _, name := range lxcfsFiles {
+		names = append(names, "proc/"+name)
+	}
+	for _, name := range names {
+		fd, err := unix.Open(filepath.Join(l.dir, name), unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		l.files[name] = os.NewFile(uintptr(fd), name)
+	}
+	return nil
+}
+
+func (l *lxcfs) forget() {
+	for _, f := range l.files {
+		f.Close()
+	}
+	l.files = nil
 }
 
 // serves tells whether the mount point answers.
 func (l *lxcfs) serves() bool {
 	var st unix.Statfs_t
-	return unix.Statfs(l.dir, &st) == nil && st.Type == unix.FUSE_SUPER_MAGIC && unix.Access(l.dir+"/proc/meminfo", unix.R_OK) == nil
+	return unix.Statfs(l.dir, &st) == nil && st.Type == unix.FUSE_SUPER_MAGIC
 }
 
 func (l *lxcfs) launch(ctx context.Context) error {
@@ -100,6 +135,7 @@ func (l *lxcfs) launch(ctx context.Context) error {
 func (l *lxcfs) stop(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.forget()
 	if pid := l.running(); pid != 0 {
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err == nil {

@@ -159,7 +159,7 @@ func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oc
 		CPUs:  cpus,
 		Stage: stage,
 		Argv:  append(d.argv(), "--overlay2="+overlay(spec)),
-		Env:   sentryEnv,
+		Env:   runscEnv,
 		After: func(g *oci.Cgroup, _ *oci.Process) error {
 			// runsc took what the sandbox sees as its memory from the limit at
 			// the start; the Sentry's own share comes on top.
@@ -168,9 +168,8 @@ func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oc
 	})
 }
 
-// sentryEnv is the environment of runsc's processes: a Go collector that runs
-// more often keeps the idle Sentry small.
-var sentryEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOGC=50"}
+// runscEnv is the environment of runsc's processes.
+var runscEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 // argv are runsc and its flags that are the same for every sandbox.
 func (d *Driver) argv() []string {

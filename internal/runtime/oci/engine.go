@@ -181,22 +181,30 @@ func (e *Engine) Clean(ctx context.Context, id sandbox.ID) error {
 
 // killAll ends every process of a sandbox. One that was not whole may also
 // have processes of the OCI runtime, which could put others into the group.
+// Those fork and exit while they are looked for, so one look that finds none
+// proves nothing: crun becomes its own grandchild once. Two do.
 func (e *Engine) killAll(ctx context.Context, id sandbox.ID, g *Cgroup) error {
 	r, err := readRecord(e.BundleDir(id))
-	for whole := err == nil && r.PID != 0; ; {
-		starters := 0
-		if !whole {
-			if starters, err = e.killStarters(id); err != nil {
-				return err
-			}
+	looks := 2
+	if err == nil && r.PID != 0 {
+		looks = 0
+	}
+	for none := 0; none < looks; none++ {
+		n, err := killStarters(e.bundleArg(id))
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			none = -1
 		}
 		if err := g.Kill(ctx); err != nil {
 			return err
 		}
-		if starters == 0 {
-			return e.killFirst(ctx, id)
-		}
 	}
+	if err := g.Kill(ctx); err != nil {
+		return err
+	}
+	return e.killFirst(ctx, id)
 }
 
 // killFirst ends the recorded first process, should it not be in the group,

@@ -191,7 +191,7 @@ func (i *Instance) waitReady(ctx context.Context) error {
 	client := &http.Client{Transport: tr, Timeout: 2 * time.Second}
 	url := "http://" + i.addr(sandbox.AgentPort) + "/health"
 	var last error
-	for wait := time.Millisecond; ; wait = min(wait*5/4, 20*time.Millisecond) {
+	for start := time.Now(); ; {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err
@@ -212,7 +212,14 @@ func (i *Instance) waitReady(ctx context.Context) error {
 			return fmt.Errorf("the agent did not come to answer: %s", i.exit.Detail)
 		case <-ctx.Done():
 			return fmt.Errorf("the agent does not answer: %w", last)
-		case <-time.After(wait):
+		case <-time.After(pollStep(time.Since(start))):
 		}
 	}
+}
+
+// pollStep is how long to wait before the next look at an agent that did not
+// answer for some time: a sixteenth of that, so that looking adds little to
+// the start of fast and slow ones alike.
+func pollStep(since time.Duration) time.Duration {
+	return min(max(since/16, 500*time.Microsecond), 50*time.Millisecond)
 }

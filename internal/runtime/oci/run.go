@@ -130,6 +130,9 @@ func runCLI(ctx context.Context, argv, env []string, out *os.File) error {
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.WaitDelay = time.Second
+	// Its children with it, and with no gap for one to be born in: they are a
+	// process group, since Setsid makes it the leader of one.
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	return cmd.Run()
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -13,23 +12,29 @@ import (
 )
 
 // killStarters ends the OCI runtime's processes that are still making a
-// sandbox, and tells how many there were. A runtime killed in the middle can
-// leave them: `crun run --detach` does its work in a child that nothing ties
-// to its parent, and which is in no group yet. They are known by the bundle
-// among their arguments, which no two sandboxes share.
-func (e *Engine) killStarters(id sandbox.ID) (int, error) {
-	mark := []byte("\x00" + e.bundleArg(id) + "\x00")
-	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
+// sandbox, and tells how many there were. A daemon that ends in the middle can
+// leave them: `crun run --detach` does its work in a grandchild that nothing
+// ties to its parent, and which is in no group yet. They are known by the
+// bundle among their arguments, which no two sandboxes share.
+func killStarters(bundleArg string) (int, error) {
+	mark := []byte("\x00" + bundleArg + "\x00")
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return 0, err
+	}
+	defer proc.Close()
+	names, err := proc.Readdirnames(-1)
 	if err != nil {
 		return 0, err
 	}
 	n := 0
-	for _, path := range paths {
-		if !argsHave(path, mark) {
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
 			continue
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if err != nil {
+		path := "/proc/" + name + "/cmdline"
+		if !argsHave(path, mark) {
 			continue
 		}
 		fd, err := unix.PidfdOpen(pid, 0)

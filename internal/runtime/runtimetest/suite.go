@@ -161,8 +161,9 @@ func testCreateFails(t *testing.T, e *Env) {
 }
 
 func testCreateCanceled(t *testing.T, e *Env) {
+	link := e.Link(t)
 	for after := time.Duration(0); after < 120; after += 3 {
-		spec := e.Spec(t)
+		spec := e.SpecAt(t, link)
 		ctx, cancel := context.WithTimeout(t.Context(), after*time.Millisecond)
 		i, err := e.Driver.Create(ctx, spec)
 		cancel()
