@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-
 	"fmt"
 	"io"
 	"log/slog"
@@ -37,8 +36,15 @@ func TestMain(m *testing.M) {
 	if cfg := os.Getenv(childEnv); cfg != "" {
 		child(cfg)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if built != "" {
+		os.RemoveAll(built)
+	}
+	os.Exit(code)
 }
+
+// built is the directory of agentPath's program.
+var built string
 
 // child is a real daemon that takes orders on its standard input ("arm NAME",
 // "trace", "quiet") and tells on its standard output what happens ("ready
@@ -129,6 +135,7 @@ var agentPath = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	path := filepath.Join(dir, "warren-agent")
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "github.com/warrenhq/warren/cmd/warren-agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
