@@ -213,7 +213,10 @@ func TestFullDisk(t *testing.T) {
 		if err := unix.Mount("tmpfs", c.State, "tmpfs", 0, "size=24m,mode=0700"); err != nil {
 			t.Skipf("needs to mount a tmpfs: %v", err)
 		}
-		t.Cleanup(func() { unix.Unmount(c.State, unix.MNT_DETACH) })
+		t.Cleanup(func() { // after the end of all on it
+			unix.Unmount(c.State, unix.MNT_DETACH)
+			os.RemoveAll(dir)
+		})
 		c.Budget.DiskReserve = 1 // so that the disk can be filled at all
 	})
 	s.start(t)
