@@ -33,6 +33,9 @@ func (d *Driver) bundle(ctx context.Context, s sandbox.Spec, ids idmap.Range, cp
 	if err := oci.AddSeccomp(spec); err != nil {
 		return err
 	}
+	if d.isCrun() {
+		d.filter.annotate(spec)
+	}
 	return d.eng.WriteBundle(s.ID, spec)
 }
 

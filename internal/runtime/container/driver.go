@@ -43,6 +43,7 @@ type Driver struct {
 	eng    *oci.Engine
 	binary string // path of crun or runc; "" where there is none
 	lxcfs  *lxcfs
+	filter filter
 }
 
 var (
@@ -184,22 +185,28 @@ func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oc
 		return nil, sandbox.Errorf(sandbox.CodeInternal, "bundle of sandbox %s: %w", spec.ID, err)
 	}
 	pointBundled.Hit()
-	return d.eng.Start(ctx, oci.Start{
+	i, err := d.eng.Start(ctx, oci.Start{
 		Spec:    spec,
 		CPUs:    cpus,
 		Stage:   stage,
 		Argv:    d.argv(),
-		NoUnify: filepath.Base(d.binary) == "crun",
+		NoUnify: d.isCrun(),
 		// By the spec it would be set inside the user namespace, where it must
 		// not go down. The agent raises the score of what it starts, so that it
 		// is spared too where the daemon may not lower its own.
 		After: func(_ *oci.Cgroup, first *oci.Process) error { return first.SpareFromOOM(agentOOMScore) },
 	})
+	if err == nil && d.isCrun() {
+		d.filter.learn(filepath.Join(d.eng.StateDir(), string(spec.ID)))
+	}
+	return i, err
 }
+
+func (d *Driver) isCrun() bool { return filepath.Base(d.binary) == "crun" }
 
 func (d *Driver) argv() []string {
 	argv := []string{d.binary, "--root=" + d.eng.StateDir()}
-	if filepath.Base(d.binary) == "crun" {
+	if d.isCrun() {
 		argv = append(argv, "--cgroup-manager=cgroupfs")
 	}
 	return argv
