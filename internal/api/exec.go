@@ -73,7 +73,8 @@ func (a *API) exec(ctx context.Context, in *execInput) (*body[wire.ExecResult], 
 			defer stop()
 			agent.Signal(killCtx, res.PID, true) // not_found: the agent was faster
 		}
-		if ctx.Err() != nil || !errors.Is(runCtx.Err(), context.DeadlineExceeded) {
+		// The agent counts, too, and may say so a little before our own clock does.
+		if ctx.Err() != nil || timeout == 0 || (runCtx.Err() == nil && sandbox.CodeOf(err) != sandbox.CodeTimeout) {
 			return nil, ofUser(err)
 		}
 		out.TimedOut, out.ExitCode = true, exitTimedOut

@@ -27,6 +27,8 @@ type info struct {
 	tenant string
 	root   bool // the caller is root on this host: it came by the unix socket
 	route  string
+	// switched: the connection was taken over, and 101 written to it.
+	switched bool
 }
 
 func (i *info) become(tenant string, root bool) { i.tenant, i.root = tenant, root }
@@ -70,11 +72,15 @@ func (a *API) outer(next http.Handler, via string) http.Handler {
 			if route == "" {
 				route = "proxy"
 			}
-			a.metrics.observe(route, rec.code(), took)
+			status := rec.code()
+			if in.switched {
+				status = http.StatusSwitchingProtocols
+			}
+			a.metrics.observe(route, status, took)
 			// No path or query: they may hold secrets and are the tenant's business.
 			a.log.LogAttrs(r.Context(), slog.LevelDebug, "request",
 				slog.String("request_id", in.id), slog.String("via", via), slog.String("method", r.Method),
-				slog.String("route", route), slog.Int("status", rec.code()), slog.Int64("bytes", rec.bytes),
+				slog.String("route", route), slog.Int("status", status), slog.Int64("bytes", rec.bytes),
 				slog.Duration("took", took), slog.String("tenant", in.tenant))
 			if aborted {
 				panic(http.ErrAbortHandler)

@@ -114,11 +114,11 @@ func (a *API) tunnel(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer inside.Close()
-	w.WriteHeader(http.StatusSwitchingProtocols) // for the access log; the line itself is written below
 	client, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return sandbox.Errorf(sandbox.CodeInternal, "take over the connection: %w", err)
 	}
+	infoOf(r.Context()).switched = true
 	defer client.Close()
 	client.SetDeadline(time.Time{})
 	if _, err := io.WriteString(client, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+TunnelProtocol+"\r\n\r\n"); err != nil {
