@@ -1,14 +1,16 @@
 package template
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"path/filepath"
 
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/template/layer"
@@ -128,6 +130,53 @@ func TestDebianCanceled(t *testing.T) {
 	}
 }
 
+// killedEnv makes TestDebianKilledChild build there.
+const killedEnv = "WARREN_TEST_DEBIAN_DIR"
+
+func TestDebianKilledChild(t *testing.T) {
+	dir := os.Getenv(killedEnv)
+	if dir == "" {
+		t.Skip("for TestDebianKilled: it is the process that is killed")
+	}
+	l := openLibrary(t, dir)
+	_, err := l.BuildDebian(context.Background(), DebianOptions{Target: Target{Name: "x"}}, func(e Event) { fmt.Println("progress:", e.Message) })
+	fmt.Println("ended:", err)
+}
+
+// TestDebianKilled kills a process with a build in it: what the build started
+// must go too, and its files at the next Open.
+func TestDebianKilled(t *testing.T) {
+	l := debianLibrary(t)
+	l.Close()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestDebianKilledChild$", "-test.v")
+	cmd.Env = append(os.Environ(), killedEnv+"="+l.dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := ""
+	for sc := bufio.NewScanner(out); sc.Scan() && !strings.Contains(sc.Text(), "installing essential packages"); {
+		if s, ok := strings.CutPrefix(sc.Text(), "ended: "); ok {
+			ended = s
+		}
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	if ended != "" {
+		t.Skipf("needs a Debian mirror: %s", ended)
+	}
+	for deadline := time.Now().Add(30 * time.Second); len(processesOf(l)) > 0 && time.Now().Before(deadline); {
+		time.Sleep(20 * time.Millisecond)
+	}
+	wantNoProcesses(t, l)
+	wantNoMounts(t, l)
+	again := openLibrary(t, l.dir)
+	wantClean(t, again)
+}
+
 func wantNoMounts(t *testing.T, l *Library) {
 	t.Helper()
 	m, err := os.ReadFile("/proc/self/mountinfo")
@@ -139,16 +188,23 @@ func wantNoMounts(t *testing.T, l *Library) {
 	}
 }
 
-// wantNoProcesses looks for the library's directory in every command line and
-// root directory.
 func wantNoProcesses(t *testing.T, l *Library) {
 	t.Helper()
+	for _, p := range processesOf(l) {
+		t.Errorf("a process is left: %s", p)
+	}
+}
+
+// processesOf finds the processes that have the library's directory in their
+// command line or as their root directory.
+func processesOf(l *Library) (out []string) {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range procs {
 		cmd, _ := os.ReadFile(p + "/cmdline")
 		root, _ := os.Readlink(p + "/root")
 		if bytes.Contains(cmd, []byte(l.dir)) || strings.HasPrefix(root, l.dir) {
-			t.Errorf("%s is left: %q", p, cmd)
+			out = append(out, fmt.Sprintf("%s %q", p, cmd))
 		}
 	}
+	return out
 }

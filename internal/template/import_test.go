@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -190,21 +191,22 @@ func (z zstdLayer) DiffID() (v1.Hash, error) {
 func TestImportRefuses(t *testing.T) {
 	testenv.Root(t)
 	img := testImage(t)
-	var damage func(path string, body []byte) []byte
+	var damaged atomic.Pointer[func(path string, body []byte) []byte]
 	reg := startRegistry(t, func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if strings.Contains(r.URL.Path, "/private/") {
 				w.WriteHeader(http.StatusUnauthorized)
 				return
 			}
-			if damage == nil || r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") {
+			damage := damaged.Load()
+			if damage == nil || *damage == nil || r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") {
 				h.ServeHTTP(w, r)
 				return
 			}
 			rec := httptest.NewRecorder()
 			h.ServeHTTP(rec, r)
 			w.WriteHeader(rec.Code)
-			w.Write(damage(r.URL.Path, rec.Body.Bytes()))
+			w.Write((*damage)(r.URL.Path, rec.Body.Bytes()))
 		})
 	})
 	push(t, reg+"/test/image:v1", img)
@@ -256,8 +258,8 @@ func TestImportRefuses(t *testing.T) {
 		}, code: sandbox.CodeUnavailable}, // the registry client itself verifies blobs
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			damage = c.damage
-			defer func() { damage = nil }()
+			damaged.Store(&c.damage)
+			defer damaged.Store(nil)
 			c.o.Target.Name = "x"
 			_, err := l.Import(context.Background(), c.o, nil)
 			if c.name == "another config" && (sandbox.CodeOf(err) == sandbox.CodeInvalid || sandbox.CodeOf(err) == sandbox.CodeInternal) {

@@ -58,7 +58,7 @@ type DebianOptions struct {
 	Packages []string          // besides Debian's essential ones and apt
 	Mirror   string            // http(s) or file URL; "" is the host's own apt sources for the suite, else mmdebstrap's default
 	User     string            // a login user to make, uid 1000, in group sudo; "" makes none
-	Env      map[string]string // "" PATH and LANG get defaults
+	Env      map[string]string // PATH and LANG have defaults
 	Slim     []string          // path patterns that packages do not get to unpack (dpkg's --path-exclude); nil is documentation, man pages and translations
 	Prune    []string          // patterns (path.Match, relative to /) of what is removed after the installation
 	Variant  string            // mmdebstrap's: "minbase" (the default), "essential", "apt", "custom"
@@ -156,7 +156,7 @@ type Event struct {
 	Current int64  `json:"current,omitempty"`
 	Total   int64  `json:"total,omitempty"`  // 0: not known
 	Unit    Unit   `json:"unit,omitempty"`   // of Current and Total
-	Cached  bool   `json:"cached,omitempty"` // the step's result was taken from the cache
+	Cached  bool   `json:"cached,omitempty"` // StageStep, told a second time: the step's result was taken from the cache
 	Line    int    `json:"line,omitempty"`   // in the Dockerfile, 0 where none is meant
 }
 
@@ -170,6 +170,7 @@ const (
 	UnitSteps    Unit = "steps"
 )
 
-// Progress takes events. Calls come one at a time; a slow one slows the build.
-// nil is allowed everywhere and drops them.
+// Progress takes events. Calls come one at a time; a slow one slows the build,
+// and it must not call the build's library. nil is allowed everywhere and
+// drops them.
 type Progress func(Event)

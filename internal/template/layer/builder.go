@@ -334,16 +334,6 @@ func (b *Builder) Copy(src *View, e Entry, dst string, o CopyOptions) error {
 	return b.copyDir(src, e, at, &o, 0)
 }
 
-// CopyAs puts e itself, a directory too, at dst, whose parent is made.
-func (b *Builder) CopyAs(src *View, e Entry, dst string, o CopyOptions) error {
-	o.links = map[inode]string{}
-	parent, err := b.MkdirAll(path.Dir(path.Join("/", dst)), o.parents())
-	if err != nil {
-		return err
-	}
-	return b.copyEntry(src, e, path.Join(parent, path.Base(dst)), &o, 0)
-}
-
 func (b *Builder) copyDir(src *View, e Entry, at string, o *CopyOptions, depth int) error {
 	if depth > b.lim.MaxDepth {
 		return tooLarge("depth", "%s is more than %d directories deep", Quote(e.Path), b.lim.MaxDepth)

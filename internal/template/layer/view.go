@@ -58,8 +58,8 @@ func (e Entry) IsRegular() bool { return isRegular(e.Stat) }
 // maxLinks is how many symlinks one path may go through, as in the kernel.
 const maxLinks = 40
 
-// ErrNotExist is what Lookup gives for a name that is not there; it has
-// sandbox.CodeNotFound.
+// notThere says that a name is not in the view: CodeNotFound, with
+// os.ErrNotExist in its chain.
 func notThere(p string) error {
 	return sandbox.Errorf(sandbox.CodeNotFound, "%s does not exist: %w", Quote("/"+strings.TrimPrefix(p, "/")), os.ErrNotExist)
 }
@@ -214,8 +214,7 @@ func split(p string) []string {
 	return out
 }
 
-// ReadDir lists a directory of the view, sorted. A name that it gives may turn
-// out to be removed in an upper layer only in Child's eyes: there is none such.
+// ReadDir lists a directory of the view, sorted.
 func (v *View) ReadDir(dir Entry) ([]string, error) {
 	seen := map[string]bool{} // name → false where it is whited out
 	for _, i := range dir.dirs {

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"hash"
 	"io"
 	"regexp"
@@ -277,9 +276,4 @@ func (m *meter) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
-}
-
-// Describe says in one line what an image is.
-func (img *Image) Describe() string {
-	return fmt.Sprintf("%s, %d layers", img.Source, len(img.Layers))
 }
