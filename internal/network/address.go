@@ -88,18 +88,15 @@ func (l layout) slotOfPin(name string) (int, bool) {
 }
 
 // link is the slot as a driver sees it.
-func (l layout) link(s int, p *policy) sandbox.Link {
-	link := sandbox.Link{
+func (l layout) link(s int) sandbox.Link {
+	return sandbox.Link{
 		Slot:    s,
 		NetNS:   l.pinPath(s),
 		Device:  device,
 		Address: netip.PrefixFrom(l.address(s), 30),
 		Gateway: l.gateway(s),
+		DNS:     l.resolver(),
 	}
-	if !p.none {
-		link.DNS = l.resolver()
-	}
-	return link
 }
 
 // mergeRanges turns prefixes into sorted, disjoint half-open ranges.

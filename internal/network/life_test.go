@@ -175,7 +175,7 @@ func TestRestartAdoptsAndSweeps(t *testing.T) {
 	}
 	mustReach(t, named, private+":80") // opened by the earlier daemon
 	mustNotReach(t, named, private+":443")
-	never := n.builder.link(77, &policy{})
+	never := n.builder.link(77)
 	if err := n.Adopt(t.Context(), never, "sbxnever", egress(nil, nil)); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		t.Error("adopting what never was:", err)
 	}

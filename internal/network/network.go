@@ -229,7 +229,7 @@ func (n *Network) Acquire(ctx context.Context, id sandbox.ID, p sandbox.NetworkP
 	}
 	pointRuled.Hit()
 	n.lookAhead(e)
-	return n.builder.link(s, c), nil
+	return n.builder.link(s), nil
 }
 
 func (n *Network) compile(p sandbox.NetworkPolicy) (*policy, error) {

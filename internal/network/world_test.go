@@ -419,7 +419,7 @@ func open(t testing.TB, change func(*Config)) *Network {
 	}
 	t.Cleanup(func() {
 		for s := range usedSlots(n) {
-			if err := n.Release(context.Background(), n.builder.link(s, &policy{})); err != nil {
+			if err := n.Release(context.Background(), n.builder.link(s)); err != nil {
 				t.Error(err)
 			}
 		}

@@ -81,7 +81,7 @@ type Link struct {
 	Device  string       `json:"device"`  // name of the interface inside (eth0)
 	Address netip.Prefix `json:"address"` // the sandbox's address in its /30
 	Gateway netip.Addr   `json:"gateway"` // the host's end
-	DNS     netip.Addr   `json:"dns"`     // the resolver it may ask; not valid where it has no network
+	DNS     netip.Addr   `json:"dns"`     // the resolver; it refuses at once while the policy is NetworkNone
 }
 
 // Exit is how a sandbox ended by itself.

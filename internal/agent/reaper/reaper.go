@@ -155,7 +155,7 @@ func wait4(pid int, ws *syscall.WaitStatus, options int) int {
 }
 
 // Start forks and executes argv[0] (a path) with attr, in a session of its
-// own, with an oom_score_adj of at least 0.
+// own, with an oom_score_adj of commandScore.
 func (r *Reaper) Start(path string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
 	if attr.Sys == nil {
 		attr.Sys = &syscall.SysProcAttr{}
@@ -278,11 +278,16 @@ func peekPid(pid int) {
 	}
 }
 
-// oomScore keeps commands from inheriting the agent's own low oom_score_adj:
-// the agent's is raised to 0 around each fork, and lowered again after it. The
-// kernel lets a process lower it again to what a privileged one gave it before
-// (oom_score_adj_min), so no capability is needed. Where the file cannot be
-// written, nothing is done.
+// commandScore is the oom_score_adj of commands (proc(5)): where the kernel has
+// to end something, of the sandbox or of the host, a command goes before the
+// agent, whose own score the host may not have been allowed to lower, even where
+// there are many small ones.
+const commandScore = 500
+
+// oomScore gives commands their score: the agent's is raised around each fork,
+// and lowered again after it. The kernel lets a process lower it again to what a
+// privileged one gave it before (oom_score_adj_min, else 0), so no capability is
+// needed. Where the file cannot be written, nothing is done.
 type oomScore struct {
 	mu    sync.Mutex
 	file  *os.File
@@ -298,7 +303,7 @@ func (o *oomScore) open() {
 	buf := make([]byte, 16)
 	n, _ := f.Read(buf)
 	score, err := strconv.Atoi(string(trimSpace(buf[:n])))
-	if err != nil || score >= 0 {
+	if err != nil || score >= commandScore {
 		f.Close()
 		return
 	}
@@ -316,7 +321,7 @@ func (o *oomScore) raise() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.forks++; o.forks == 1 && o.file != nil {
-		o.file.WriteAt([]byte("0"), 0)
+		o.file.WriteAt([]byte(strconv.Itoa(commandScore)), 0)
 	}
 }
 
