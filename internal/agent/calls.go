@@ -71,6 +71,14 @@ func (a *Agent) handleInit(w http.ResponseWriter, r *http.Request) {
 		files.WriteStatus(w, http.StatusUnauthorized, "this sandbox was initialized before: give its access token in the "+control.TokenHeader+" header")
 		return
 	}
+	// At once, and not with the first command: a sandbox in which every command
+	// would fail is of no use to anybody.
+	if req.DefaultUser != "" {
+		if _, err := a.session.Users.Lookup(req.DefaultUser); err != nil {
+			files.WriteStatus(w, http.StatusBadRequest, fmt.Sprintf("there is no user %.64q in the sandbox: give one of its /etc/passwd, or UID[:GID]", req.DefaultUser))
+			return
+		}
+	}
 	fresh, late := a.session.Update(req)
 	if !late {
 		if err := a.host.Apply(req, fresh); err != nil {

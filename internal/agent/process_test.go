@@ -19,6 +19,7 @@ import (
 
 	"github.com/warrenhq/warren/internal/agent/agenttest"
 	"github.com/warrenhq/warren/internal/agent/control"
+	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/testenv"
 	"github.com/warrenhq/warren/proto/process"
 	"github.com/warrenhq/warren/proto/process/processconnect"
@@ -264,6 +265,14 @@ func TestEnvironmentAndUser(t *testing.T) {
 	}
 	if o = mustRun(t, c, startReq("id -u; pwd")); string(o.stdout) != "0\n/usr\n" {
 		t.Errorf("defaults: %q", o.stdout)
+	}
+	// A default user that is not there is refused, and changes nothing.
+	err = client.Init(t.Context(), control.InitRequest{DefaultWorkdir: "/tmp", DefaultUser: "ghost"})
+	if sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), "ghost") {
+		t.Errorf("unknown default user: %v", err)
+	}
+	if o = mustRun(t, c, startReq("id -u; pwd")); string(o.stdout) != "0\n/usr\n" {
+		t.Errorf("defaults after a refused init: %q", o.stdout)
 	}
 	if err := client.Init(t.Context(), control.InitRequest{DefaultWorkdir: "/gone"}); err != nil {
 		t.Fatal(err)
