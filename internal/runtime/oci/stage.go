@@ -57,6 +57,9 @@ func (e *Engine) NewStage(spec sandbox.Spec, rw string, ids *idmap.Range) (*Stag
 	if len(spec.Layers) == 0 {
 		return nil, sandbox.Errorf(sandbox.CodeBadTemplate, "sandbox %s has no root filesystem: its template has no layer", spec.ID)
 	}
+	if err := checkRoot(spec.Layers); err != nil {
+		return nil, err
+	}
 	dir, err := stageDir(e.cfg.RunDir, spec.Dir, e.cfg.Binary)
 	if err != nil {
 		return nil, unavailable(err)
@@ -66,6 +69,34 @@ func (e *Engine) NewStage(spec sandbox.Spec, rw string, ids *idmap.Range) (*Stag
 		return nil, unavailable(err)
 	}
 	return s, nil
+}
+
+// mountPoints are the directories of the root that things are mounted on. A
+// runtime makes those that are missing; it follows no symlink there.
+var mountPoints = []string{"dev", "proc", "sys", filepath.Dir(AgentMount)[1:]}
+
+// checkRoot checks that no layer has something else than a directory where
+// things are to be mounted: the OCI runtimes refuse that, too, in words that
+// do not tell whose fault it is. The error has CodeBadTemplate.
+func checkRoot(layers []string) error {
+	for _, name := range mountPoints {
+		for _, l := range layers {
+			var st unix.Stat_t
+			err := unix.Lstat(filepath.Join(l, name), &st)
+			if errors.Is(err, unix.ENOENT) {
+				continue
+			}
+			if err != nil {
+				return unavailable(fmt.Errorf("look at a layer's /%s: %w", name, err))
+			}
+			kind := st.Mode & unix.S_IFMT
+			if kind != unix.S_IFDIR && !(kind == unix.S_IFCHR && st.Rdev == 0) { // a whiteout
+				return sandbox.Errorf(sandbox.CodeBadTemplate, "the template's /%s is no directory: make it one, or leave it out, as the sandbox's own is mounted there", name)
+			}
+			break // the topmost counts
+		}
+	}
+	return nil
 }
 
 func newStage(dir string, layers []string, rw string, ids *idmap.Range) (*Stage, error) {
