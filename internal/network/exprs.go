@@ -103,6 +103,12 @@ func sport(p uint16) match {
 	return match{loadSport(1), cmpEq(1, binaryutil.BigEndian.PutUint16(p))}
 }
 
+// icmpUnreachable matches ICMP's "destination unreachable" (RFC 792), whatever
+// its code.
+func icmpUnreachable() match {
+	return append(l4proto(unix.IPPROTO_ICMP), load(expr.PayloadBaseTransportHeader, 0, 1, 1), cmpEq(1, []byte{3}))
+}
+
 func ctState(bits uint32) match {
 	return match{&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},

@@ -171,7 +171,9 @@ func (t table) rules() []chainRule {
 
 		{"to_sandbox", rule(ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
 		{"to_sandbox", rule(ofResolver, udp, sport(53), accept)},
-		{"to_sandbox", rule(ctState(expr.CtStateBitUNTRACKED), icmp, accept)}, // "no resolver here", while the daemon is down
+		// "No resolver here", while the daemon is down or the sandbox has no
+		// network: conntrack knows nothing of the query that it answers.
+		{"to_sandbox", rule(icmpUnreachable(), accept)},
 		{"to_sandbox", rule(meta(expr.MetaKeySKUID, expr.CmpOpEq, make([]byte, 4)), accept)},
 		{"to_sandbox", rule(drop)},
 
