@@ -180,6 +180,8 @@ func (t table) rules() []chainRule {
 		// A refusal that the program inside sees at once, as an error of its
 		// connect, rather than a wait for a time-out.
 		{"refuse", rule(tcpFlags(tcpSYN, 0), reject(unix.NFT_REJECT_TCP_RST, 0))},
+		// The one refusal that gVisor's UDP sockets heed too.
+		{"refuse", rule(udp, reject(unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH))},
 		{"refuse", rule(reject(unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED))},
 
 		{"postrouting", rule(oifPrefix(expr.CmpOpNeq, ours), ipv4(expr.CmpOpEq), saddrIn(t.prefix), match{&expr.Masq{}})},
