@@ -91,6 +91,16 @@ func TestLifeOfASandbox(t *testing.T) {
 		t.Errorf("exec after the end: %v", err)
 	}
 	ids = nil
+	for s, err := range w.root.Sandboxes(ctx, client.Filter{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, s.ID)
+	}
+	if fmt.Sprint(ids) != fmt.Sprint([]string{other.ID, sb.ID}) {
+		t.Errorf("all, the newest first: %v", ids)
+	}
+	ids = nil
 	for s, err := range w.root.Sandboxes(ctx, client.Filter{Live: true}) {
 		if err != nil {
 			t.Fatal(err)

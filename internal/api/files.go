@@ -17,7 +17,7 @@ func (a *API) registerFiles() {
 	at := func(what string) []*huma.Param {
 		return []*huma.Param{
 			idParam(), queryParam("path", "string", what, true),
-			queryParam("user", "string", "As whom; default: the sandbox's user", false),
+			queryParam("user", "string", "Whose what is made will be, and whose home relative paths begin at; default: the sandbox's user. The agent itself reads and writes as root", false),
 		}
 	}
 	a.stream(huma.Operation{

@@ -168,15 +168,11 @@ func (a *API) listSandboxes(ctx context.Context, in *listInput) (*body[wire.Sand
 	for _, s := range in.State {
 		f.States = append(f.States, sandbox.State(s))
 	}
-	if in.Live {
-		if f.States != nil {
-			return nil, sandbox.Errorf(sandbox.CodeInvalid, "give one of state and live")
-		}
-		for _, s := range sandbox.States() {
-			if !s.Ended() {
-				f.States = append(f.States, s)
-			}
-		}
+	switch {
+	case in.Live && f.States != nil:
+		return nil, sandbox.Errorf(sandbox.CodeInvalid, "give one of state and live")
+	case !in.Live && f.States == nil:
+		f.States = sandbox.States() // without, the manager gives live ones alone
 	}
 	if in.Metadata != "" {
 		q, err := url.ParseQuery(in.Metadata)

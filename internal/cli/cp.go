@@ -61,7 +61,7 @@ func (a *app) cpCmd() *cobra.Command {
 			return err
 		}),
 	}
-	cmd.Flags().StringVarP(&user, "user", "u", "", "as this user of the sandbox")
+	cmd.Flags().StringVarP(&user, "user", "u", "", "whose the copy is, and whose home relative paths begin at")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "show no progress")
 	return cmd
 }

@@ -114,7 +114,11 @@ func (bp *buildProgress) event(e wire.BuildEvent) {
 		bp.closeBar()
 		bp.stage, bp.tick = e.Stage, time.Now()
 		if bp.p == nil || (e.Total == 0 && e.Message != "") {
-			bp.line("%s %s", stageName(e.Stage), e.Message)
+			if e.Message == "" {
+				bp.line("%s", stageName(e.Stage))
+			} else {
+				bp.line("%s: %s", stageName(e.Stage), e.Message)
+			}
 		}
 	}
 	if e.Total <= 0 && e.Current <= 0 {
@@ -123,7 +127,7 @@ func (bp *buildProgress) event(e wire.BuildEvent) {
 	if bp.p == nil {
 		if time.Since(bp.tick) >= lineEvery {
 			bp.tick = time.Now()
-			bp.line("%s %s", stageName(e.Stage), amount(e))
+			bp.line("%s: %s", stageName(e.Stage), amount(e))
 		}
 		return
 	}
