@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -169,8 +170,8 @@ func (a *app) rmCmd() *cobra.Command {
 }
 
 func noDaemon(err error) bool {
-	e, ok := err.(*sandbox.Error)
-	return ok && e.Details[client.DetailNoDaemon] != ""
+	var e *sandbox.Error
+	return errors.As(err, &e) && e.Details[client.DetailNoDaemon] != ""
 }
 
 func (a *app) timeoutCmd() *cobra.Command {

@@ -99,7 +99,7 @@ func bindUnix(path string) (net.Listener, error) {
 		return nil, sandbox.Errorf(sandbox.CodeUnavailable, "listen on %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(bound, 0o600); err == nil {
+	if err = os.Chmod(bound, 0o600); err == nil {
 		err = os.Rename(bound, path)
 	}
 	if err != nil {

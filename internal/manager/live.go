@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -204,13 +205,12 @@ func notFound(id sandbox.ID) *sandbox.Error {
 // an *sandbox.Error is the error.
 func ctxError(ctx context.Context, what string) error {
 	cause := context.Cause(ctx)
-	switch c := cause.(type) {
-	case *sandbox.Error:
-		return c
-	default:
-		if ctx.Err() == context.DeadlineExceeded {
-			return sandbox.Errorf(sandbox.CodeTimeout, "%s: took longer than allowed: %w", what, cause)
-		}
-		return sandbox.Errorf(sandbox.CodeCanceled, "%s: the client went away: %w", what, cause)
+	var known *sandbox.Error
+	switch {
+	case errors.As(cause, &known):
+		return known
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return sandbox.Errorf(sandbox.CodeTimeout, "%s: took longer than allowed: %w", what, cause)
 	}
+	return sandbox.Errorf(sandbox.CodeCanceled, "%s: the client went away: %w", what, cause)
 }

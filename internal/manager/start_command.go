@@ -88,7 +88,7 @@ func badStart(err error) error {
 func waitReady(ctx context.Context, agent *agentclient.Client, command string, start *startRun) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	last := "it was never run"
+	var last string // how the newest attempt ended
 	for {
 		attempt, cancel := context.WithTimeout(ctx, readyAttempt)
 		r, err := agent.Run(attempt, agentclient.Command{Path: "/bin/sh", Args: []string{"-c", command}, MaxOutput: 4096})

@@ -348,7 +348,7 @@ func (x *extractor) entry(hdr *tar.Header, name string, body io.Reader) error {
 			return x.own(name, hdr)
 		}
 		return nil
-	case tar.TypeReg, tar.TypeRegA, tar.TypeGNUSparse:
+	case tar.TypeReg, tar.TypeGNUSparse: // the reader gives the old type \x00 as TypeReg
 		return x.file(hdr, name, mode, body)
 	case tar.TypeSymlink:
 		if hdr.Linkname == "" || strings.ContainsRune(hdr.Linkname, 0) {
