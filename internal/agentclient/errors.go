@@ -49,7 +49,7 @@ func Error(err error) error {
 		return err
 	}
 	var ce *connect.Error
-	if errors.As(err, &ce) && ce.Code() != connect.CodeUnknown {
+	if errors.As(err, &ce) && ce.Code() != connect.CodeUnknown && !brokeOff(err) {
 		code, ok := codes[ce.Code()]
 		if !ok {
 			code = sandbox.CodeInternal
@@ -62,16 +62,26 @@ func Error(err error) error {
 		}
 		return sandbox.Errorf(code, "the sandbox's agent: %w", err)
 	}
-	var ne net.Error
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return sandbox.Errorf(sandbox.CodeTimeout, "the sandbox's agent did not answer in time: %w", err)
 	case errors.Is(err, context.Canceled):
 		return sandbox.Errorf(sandbox.CodeCanceled, "the call to the sandbox's agent was given up: %w", err)
-	case errors.As(err, &ne), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+	case isConnection(err):
 		return sandbox.Errorf(sandbox.CodeUnavailable, "cannot reach the sandbox's agent: %w", err)
 	}
 	return sandbox.Errorf(sandbox.CodeInternal, "the sandbox's agent: %w", err)
+}
+
+// brokeOff tells whether err is a stream that a lost connection cut, which
+// Connect calls a protocol error.
+func brokeOff(err error) bool {
+	return !connect.IsWireError(err) && isConnection(err) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled)
+}
+
+func isConnection(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }
 
 // statusCodes maps the statuses of the plain HTTP calls.

@@ -124,7 +124,7 @@ func (m *Manager) Dial(ctx context.Context, tenant string, id sandbox.ID, port i
 	l.mu.Lock()
 	inst, agent := l.inst, l.agent
 	l.mu.Unlock()
-	conn, err := inst.Dial(ctx, port)
+	conn, err := l.conns.dial(ctx, inst, port)
 	if err == nil || port == sandbox.AgentPort || agent == nil || !errors.Is(err, &sandbox.Error{Code: sandbox.CodeUnavailable}) {
 		return conn, err
 	}

@@ -150,6 +150,7 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 	if err := m.endInstance(ctx, rec, inst); err != nil {
 		return err
 	}
+	l.conns.hangUp()
 	pointEndInstance.Hit()
 	if tail := console.Tail(m.dir(l.id), consoleTail); len(tail) > 0 && !rec.Internal {
 		if err := m.store.SetConsole(ctx, l.id, tail); err != nil {

@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ type live struct {
 	cease context.CancelFunc
 	turn  chan struct{} // holds one token; who has it may change the sandbox. A channel, since waiting ends with a context
 	ended chan struct{} // closed when the end is recorded
+	conns conns         // into it
 
 	mu     sync.Mutex // of what follows; never held over I/O
 	rec    store.Record
@@ -88,7 +90,7 @@ func (l *live) setInstance(inst sandbox.Instance) *agentclient.Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.inst = inst
-	l.agent = agentclient.New(inst.Dial, l.rec.Token)
+	l.agent = agentclient.New(func(ctx context.Context, port int) (net.Conn, error) { return l.conns.dial(ctx, inst, port) }, l.rec.Token)
 	return l.agent
 }
 
