@@ -28,6 +28,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/warrenhq/warren/internal/client"
+	"github.com/warrenhq/warren/internal/daemon"
+	"github.com/warrenhq/warren/internal/host/census"
 	"github.com/warrenhq/warren/internal/testenv"
 )
 
@@ -196,6 +198,7 @@ func startDaemon(t *testing.T, busybox string) *testDaemon {
 			serve.Process.Kill()
 			t.Errorf("the daemon did not end by SIGTERM\n%s", log.String())
 		}
+		cleanHost(t, d.state)
 		if t.Failed() {
 			t.Logf("the daemon's log:\n%s", log.String())
 		}
@@ -241,6 +244,32 @@ func startDaemon(t *testing.T, busybox string) *testDaemon {
 		t.Skip("no runtime can run here: see `warren runtimes`")
 	}
 	return d
+}
+
+// cleanHost checks that the daemon and its sandboxes have left nothing of their
+// own on the host, and takes away the empty places that wait for its next start.
+func cleanHost(t *testing.T, state string) {
+	t.Helper()
+	runDir, err := daemon.RunDir(state)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	instance := filepath.Base(runDir)
+	items, err := census.Take(census.Where{Instance: instance, State: state, RunDir: runDir})
+	if err != nil {
+		t.Error(err)
+	}
+	for _, i := range items {
+		if !i.Shared {
+			t.Errorf("left on the host: %s", i)
+		}
+	}
+	groups, _ := filepath.Glob("/sys/fs/cgroup/*/warren-" + instance)
+	for _, g := range append(groups, "/sys/fs/cgroup/warren-"+instance) {
+		os.Remove(g) // rmdir(2): empty ones alone
+	}
+	os.RemoveAll(runDir)
 }
 
 // makeTiny writes an image of busybox with the users root and user.
