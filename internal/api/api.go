@@ -209,8 +209,9 @@ func (a *API) stream(op huma.Operation, h func(w http.ResponseWriter, r *http.Re
 		a.huma.OpenAPI().AddOperation(&op)
 	}
 	a.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		body := r.Body // h may put its own in its place
 		if err := h(w, r); err != nil {
-			a.fail(w, r, err)
+			a.refuse(w, r, body, err)
 		}
 	})
 }
