@@ -17,6 +17,7 @@ import (
 
 	"github.com/warrenhq/warren/internal/api/wire"
 	"github.com/warrenhq/warren/internal/client"
+	"github.com/warrenhq/warren/internal/daemon"
 	"github.com/warrenhq/warren/internal/host/census"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/proto/process"
@@ -424,4 +425,7 @@ func TestSideBySide(t *testing.T) {
 		}
 	}
 	a.sh(t, sa.ID, "true")
+	run, err := daemon.RunDir(a.state + "2")
+	must(t, err)
+	os.RemoveAll(run)
 }
