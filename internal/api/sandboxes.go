@@ -149,7 +149,8 @@ func (a *API) createSandbox(ctx context.Context, in *body[wire.CreateSandbox]) (
 		Template: in.Body.Template, Runtime: in.Body.Runtime, Resources: sandbox.Resources(in.Body.Resources), Network: p,
 		Env: in.Body.Env, Metadata: in.Body.Metadata, User: in.Body.User, Workdir: in.Body.Workdir, Hostname: in.Body.Hostname,
 		Timeout: timeout, Snapshot: in.Body.Snapshot, OnTimeout: in.Body.OnTimeout, IdleTimeout: idle,
-		EphemeralEnv: in.Body.EphemeralEnv,
+		EphemeralEnv:  in.Body.EphemeralEnv,
+		PublicTraffic: in.Body.PublicTraffic,
 	})
 	a.metrics.created(in.Body.Runtime, sb, err, time.Since(start))
 	if err != nil {

@@ -26,6 +26,7 @@ type createFlags struct {
 	env, envFile, ephemeral, labels       []string
 	user, workdir, hostname               string
 	snapshot, onTimeout, idle             string
+	public                                bool
 }
 
 func (f *createFlags) register(a *app, cmd *cobra.Command) {
@@ -50,6 +51,7 @@ func (f *createFlags) register(a *app, cmd *cobra.Command) {
 	fl.StringVarP(&f.user, "user", "u", "", "user of its commands")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "directory of its commands")
 	fl.StringVar(&f.hostname, "hostname", "", "host name (default: its id)")
+	fl.BoolVar(&f.public, "public", false, "open its ports to everybody who reaches the proxy (default: only with an API key or its traffic token)")
 	cmd.RegisterFlagCompletionFunc("template", a.completeTemplates)
 	cmd.RegisterFlagCompletionFunc("snapshot", a.completeSnapshots)
 	cmd.RegisterFlagCompletionFunc("on-timeout", cobra.FixedCompletions([]string{string(sandbox.OnTimeoutKill), string(sandbox.OnTimeoutHibernate)}, cobra.ShellCompDirectiveNoFileComp))
@@ -58,7 +60,10 @@ func (f *createFlags) register(a *app, cmd *cobra.Command) {
 }
 
 func (f *createFlags) request(a *app) (wire.CreateSandbox, error) {
-	r := wire.CreateSandbox{Template: f.template, Runtime: f.runtime, User: f.user, Workdir: f.workdir, Hostname: f.hostname, Snapshot: f.snapshot}
+	r := wire.CreateSandbox{
+		Template: f.template, Runtime: f.runtime, User: f.user, Workdir: f.workdir, Hostname: f.hostname, Snapshot: f.snapshot,
+		PublicTraffic: f.public,
+	}
 	r.Resources.CPUs, r.Resources.PIDs = f.cpus, f.pids
 	var err error
 	if f.mem != "" {

@@ -85,10 +85,11 @@ type CreateSandbox struct {
 	Hostname  string            `json:"hostname,omitempty" maxLength:"63" doc:"Default: the id"`
 	Timeout   float64           `json:"timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Seconds to live from its start; 0 or absent: until it is killed"`
 
-	Snapshot     string            `json:"snapshot,omitempty" maxLength:"256" doc:"Name or id of a snapshot to start from. Of kind full, template, runtime, cpus and pids are the snapshot's and cannot be given anew"`
-	EphemeralEnv []string          `json:"ephemeral_env,omitempty" maxItems:"10000" doc:"Names in env that no fork of it and no sandbox of a snapshot of it is given"`
-	OnTimeout    sandbox.OnTimeout `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens when timeout runs out; default: kill"`
-	IdleTimeout  float64           `json:"idle_timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Hibernate it after so many seconds without a request, a running command or an open stream; 0 or absent: never"`
+	Snapshot      string            `json:"snapshot,omitempty" maxLength:"256" doc:"Name or id of a snapshot to start from. Of kind full, template, runtime, cpus and pids are the snapshot's and cannot be given anew"`
+	EphemeralEnv  []string          `json:"ephemeral_env,omitempty" maxItems:"10000" doc:"Names in env that no fork of it and no sandbox of a snapshot of it is given"`
+	OnTimeout     sandbox.OnTimeout `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens when timeout runs out; default: kill"`
+	IdleTimeout   float64           `json:"idle_timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Hibernate it after so many seconds without a request, a running command or an open stream; 0 or absent: never"`
+	PublicTraffic bool              `json:"public_traffic,omitempty" doc:"Open its ports to everybody who reaches the proxy; default: only with an API key or its traffic token"`
 }
 
 // SetTimeout sets a sandbox's time to live anew.
