@@ -14,11 +14,11 @@ import (
 )
 
 // model is what sandboxes must hold: the last value that a command inside was
-// seen to write.
+// seen to write, or, where none wrote, one of an ancestor's.
 type model struct {
-	mu   sync.Mutex
-	last map[sandbox.ID]string
-	all  map[sandbox.ID]map[string]bool // every value that it ever had
+	mu     sync.Mutex
+	last   map[sandbox.ID]string
+	author map[string]sandbox.ID // of a value; every value is written once
 }
 
 // write has a command inside write, if one can run.
@@ -26,30 +26,22 @@ func (m *model) write(w *world, id sandbox.ID, value string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if box := w.full.Box(id); box != nil && box.Write(value) {
-		m.set(id, value)
+		m.last[id], m.author[value] = value, id
 	}
 }
 
-func (m *model) set(id sandbox.ID, value string) {
-	if m.all[id] == nil {
-		m.all[id] = map[string]bool{}
+// check compares what a sandbox that runs has, with its ancestors given.
+func (m *model) check(t *testing.T, w *world, id sandbox.ID, ancestors map[sandbox.ID]bool) {
+	t.Helper()
+	if want, ok := m.last[id]; ok {
+		wantMemory(t, w.full, id, want, want)
+		return
 	}
-	m.last[id] = value
-	m.all[id][value] = true
-}
-
-// born notes a child: it has something that its source had.
-func (m *model) born(t *testing.T, w *world, child, source sandbox.ID) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	box := w.full.Box(child)
-	if box == nil || m.all[child] != nil {
-		return // it has ended, or sleeps, or a command wrote already
-	}
-	if has, _ := box.Holds(); has != "" && !m.all[source][has] {
-		t.Errorf("%s, a fork of %s, has %q, which that never had", child, source, has)
-	} else {
-		m.set(child, has)
+	memory, disk := w.full.Box(id).Holds()
+	for _, has := range []string{memory, disk} {
+		if has != "" && !ancestors[m.author[has]] {
+			t.Errorf("%s has %q, which %s wrote: it is no ancestor", id, has, m.author[has])
+		}
 	}
 }
 
@@ -80,7 +72,7 @@ func TestRandomCaptures(t *testing.T) {
 	w.full.OnCheckpoint = func(context.Context, sandbox.ID) error { return chance("a checkpoint", 10) }
 	w.full.OnRestore = func(context.Context, sandbox.Spec) error { return chance("a restore", 10) }
 	w.full.OnKill = func(context.Context, sandbox.ID) error { return chance("an end", 40) }
-	mod := &model{last: map[sandbox.ID]string{}, all: map[sandbox.ID]map[string]bool{}}
+	mod := &model{last: map[sandbox.ID]string{}, author: map[string]sandbox.ID{}}
 	for round := range rounds {
 		m := w.start(t)
 		var wg sync.WaitGroup
@@ -127,9 +119,21 @@ func TestRandomCaptures(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want, ok := mod.last[s.ID]; ok && s.Runtime == "full" {
-			wantMemory(t, w.full, s.ID, want, want)
+		ancestors := map[sandbox.ID]bool{}
+		for at := s; ; {
+			source := at.Parent
+			if n, err := w.store.GetSnapshot(t.Context(), at.Snapshot); err == nil {
+				source = n.Source
+			}
+			if source == "" || ancestors[source] {
+				break
+			}
+			ancestors[source] = true
+			if at, err = m.Get(t.Context(), tenant, source); err != nil {
+				t.Fatal(err)
+			}
 		}
+		mod.check(t, w, s.ID, ancestors)
 	}
 	t.Logf("in the end there are %v", states)
 	w.check(t)
@@ -204,8 +208,6 @@ func captureStep(t *testing.T, w *world, m *manager.Manager, r *rand.Rand, mod *
 		for _, c := range res {
 			if c.Err != nil {
 				legal("a fork's child", c.Err)
-			} else {
-				mod.born(t, w, c.Sandbox.ID, id)
 			}
 		}
 	case 12:
