@@ -149,6 +149,14 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
+	writeJSONHead(w, status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.Encode(v) // the client went away: nobody is left to tell
+}
+
+// writeJSONHead begins an answer of JSON.
+func writeJSONHead(w http.ResponseWriter, status int) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -156,7 +164,4 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 		h.Set("Retry-After", "1")
 	}
 	w.WriteHeader(status)
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	enc.Encode(v) // the client went away: nobody is left to tell
 }

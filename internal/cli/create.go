@@ -22,6 +22,7 @@ type createFlags struct {
 	allow, deny                           []string
 	env, envFile, labels                  []string
 	user, workdir, hostname               string
+	public                                bool
 }
 
 func (f *createFlags) register(a *app, cmd *cobra.Command) {
@@ -42,13 +43,14 @@ func (f *createFlags) register(a *app, cmd *cobra.Command) {
 	fl.StringVarP(&f.user, "user", "u", "", "user of its commands")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "directory of its commands")
 	fl.StringVar(&f.hostname, "hostname", "", "host name (default: its id)")
+	fl.BoolVar(&f.public, "public", false, "open its ports to everybody who reaches the proxy (default: only with an API key or its traffic token)")
 	cmd.RegisterFlagCompletionFunc("template", a.completeTemplates)
 	cmd.RegisterFlagCompletionFunc("runtime", a.completeRuntimes)
 	cmd.RegisterFlagCompletionFunc("net", cobra.FixedCompletions([]string{"none", "egress"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func (f *createFlags) request(a *app) (wire.CreateSandbox, error) {
-	r := wire.CreateSandbox{Template: f.template, Runtime: f.runtime, User: f.user, Workdir: f.workdir, Hostname: f.hostname}
+	r := wire.CreateSandbox{Template: f.template, Runtime: f.runtime, User: f.user, Workdir: f.workdir, Hostname: f.hostname, PublicTraffic: f.public}
 	r.Resources.CPUs, r.Resources.PIDs = f.cpus, f.pids
 	var err error
 	if f.mem != "" {

@@ -77,6 +77,8 @@ type CreateSandbox struct {
 	Workdir   string            `json:"workdir,omitempty" maxLength:"4096" doc:"The directory of commands that name none; absolute"`
 	Hostname  string            `json:"hostname,omitempty" maxLength:"63" doc:"Default: the id"`
 	Timeout   float64           `json:"timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Seconds to live from its start; 0 or absent: until it is killed"`
+
+	PublicTraffic bool `json:"public_traffic,omitempty" doc:"Open its ports to everybody who reaches the proxy; default: only with an API key or its traffic token"`
 }
 
 // SetTimeout sets a sandbox's time to live anew.
