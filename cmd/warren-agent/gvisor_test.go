@@ -271,7 +271,7 @@ func TestRestoredInGVisor(t *testing.T) {
 		seen = append(seen, id)
 		// The spinners of the fork did not run between capture and release: their
 		// output goes on in the fork's own agent.
-		l := reattach(t, c)
+		l := follow(t, c, os.Args[0])
 		still(t, l, names("spin", 4), frozen, release)
 	}
 	if got := identity(c); strings.Join(got, " ") != strings.Join(before, " ") {
@@ -288,15 +288,15 @@ func (b *box) clientNoWait(token string) *agentclient.Client {
 	return c
 }
 
-// reattach follows the one command that runs the test binary.
-func reattach(t *testing.T, c *agentclient.Client) *lines {
+// follow attaches to the one command that runs a program.
+func follow(t *testing.T, c *agentclient.Client, program string) *lines {
 	t.Helper()
 	all, err := c.Processes(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		if p.GetConfig().GetCmd() == os.Args[0] {
+		if p.GetConfig().GetCmd() == program {
 			l := &lines{}
 			ctx, cancel := context.WithCancel(context.Background())
 			done := make(chan struct{})
