@@ -66,6 +66,7 @@ func New(back Backend, o Options) *API {
 	a.huma = humago.New(a.mux, humaConfig())
 	a.registerSystem()
 	a.registerSandboxes()
+	a.registerCaptures()
 	a.registerExec()
 	a.registerFiles()
 	a.registerAgent()
@@ -154,6 +155,7 @@ func humaConfig() huma.Config {
 	c.Security = []map[string][]string{{"apiKey": {}}, {"bearer": {}}}
 	c.Tags = []*huma.Tag{
 		{Name: "sandboxes", Description: "The lives of sandboxes"},
+		{Name: "captures", Description: "Sleeping, snapshots, forks and their lineage"},
 		{Name: "inside", Description: "Commands, files and ports inside a sandbox"},
 		{Name: "templates", Description: "Root filesystems to make sandboxes from"},
 		{Name: "keys", Description: "API keys"},

@@ -38,6 +38,7 @@ var statuses = map[sandbox.Code]int{
 	sandbox.CodeCanceled:        statusClientClosed,
 	sandbox.CodeBadTemplate:     http.StatusUnprocessableEntity,
 	sandbox.CodeBuildFailed:     http.StatusUnprocessableEntity,
+	sandbox.CodeCorruptCapture:  http.StatusUnprocessableEntity, // no change of the request or of the state mends it
 	sandbox.CodeInternal:        http.StatusInternalServerError,
 }
 
