@@ -73,6 +73,13 @@ func TestCommands(t *testing.T) {
 			if err := json.Unmarshal(res.stdout, &got); err != nil || strings.Join(got, "|") != strings.Join(args[:5], "|") {
 				t.Errorf("the command line carried %q to %q: %s", args[:5], got, res.stderr)
 			}
+			// No UTF-8 is no text: refused, and not changed on the way.
+			res = l.cli(t, "exec", sb.ID, "--", "inside", "args", args[5])
+			if res.code != 125 || !strings.Contains(string(res.stderr), "UTF-8") {
+				t.Errorf("an argument of %q: exit %d, %q, %q", args[5], res.code, res.stdout, res.stderr)
+			}
+			a := l.raw(t, "POST", "/v1/sandboxes/"+sb.ID+"/exec", http.Header{"Content-Type": {"application/json"}}, strings.NewReader("{\"cmd\":[\"echo\",\"\xff\"]}"))
+			a.wantError(t, sandbox.CodeInvalid, "UTF-8")
 			out := l.run(t, sb.ID, "inside", "args", args[6], args[7])
 			if err := json.Unmarshal([]byte(out), &got); err != nil || got[1] != args[7] {
 				t.Errorf("the API did not carry a large argument (%v)", err)

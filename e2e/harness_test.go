@@ -40,13 +40,13 @@ type lab struct {
 	tcp   string         // URL of the TCP address; new with each start
 	key   string         // the first API key
 	where census.Where
-	d     *process
+	d     *served
 
 	can map[string]error // which runtimes the host can run
 }
 
-// process is one daemon.
-type process struct {
+// served is one daemon.
+type served struct {
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when it has ended
 	serves chan string   // its TCP address, once it serves
@@ -56,7 +56,7 @@ type process struct {
 	log bytes.Buffer
 }
 
-func (p *process) output() string {
+func (p *served) output() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.log.String()
@@ -117,10 +117,10 @@ var (
 )
 
 // launch starts a daemon and does not wait for it to serve.
-func (l *lab) launch(t *testing.T, env ...string) *process {
+func (l *lab) launch(t *testing.T, env ...string) *served {
 	t.Helper()
 	args := append([]string{"serve", "--state", l.state, "--socket", l.socket}, l.flags...)
-	p := &process{cmd: exec.Command(l.bin, args...), done: make(chan struct{}), serves: make(chan string, 1), keys: make(chan string, 1)}
+	p := &served{cmd: exec.Command(l.bin, args...), done: make(chan struct{}), serves: make(chan string, 1), keys: make(chan string, 1)}
 	p.cmd.Env = append(os.Environ(), env...)
 	// A group of its own: an interrupt of the test run is not the daemon's.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: 0}
@@ -144,7 +144,7 @@ func (l *lab) launch(t *testing.T, env ...string) *process {
 }
 
 // read keeps the daemon's output, and finds in it what a person would.
-func (p *process) read(r io.Reader) {
+func (p *served) read(r io.Reader) {
 	buf := make([]byte, 32<<10)
 	var line []byte
 	for {
@@ -178,7 +178,7 @@ func (p *process) read(r io.Reader) {
 }
 
 // start starts a daemon and waits until it serves.
-func (l *lab) start(t *testing.T, env ...string) *process {
+func (l *lab) start(t *testing.T, env ...string) *served {
 	t.Helper()
 	p := l.launch(t, env...)
 	select {
@@ -203,12 +203,12 @@ func (l *lab) start(t *testing.T, env ...string) *process {
 }
 
 // kill ends the daemon as a power cut would.
-func (p *process) kill() {
+func (p *served) kill() {
 	p.cmd.Process.Kill()
 	<-p.done
 }
 
-func (p *process) ended() bool {
+func (p *served) ended() bool {
 	select {
 	case <-p.done:
 		return true
@@ -218,7 +218,7 @@ func (p *process) ended() bool {
 }
 
 // terminate stops the daemon cleanly.
-func (p *process) terminate(t *testing.T) {
+func (p *served) terminate(t *testing.T) {
 	t.Helper()
 	p.cmd.Process.Signal(syscall.SIGTERM)
 	select {

@@ -179,3 +179,17 @@ func writeImage(path string, c v1.Config, layers ...[]byte) error {
 	tag, err := name.NewTag("e2e:latest")
 	return errors.Join(err, tarball.WriteToFile(path, tag, img))
 }
+
+// writeGzipImage writes an image of one layer that is gzipped already.
+func writeGzipImage(path string, layer []byte) error {
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil })
+	if err != nil {
+		return err
+	}
+	img, err := mutate.AppendLayers(empty.Image, l)
+	if err != nil {
+		return err
+	}
+	tag, err := name.NewTag("e2e:bomb")
+	return errors.Join(err, tarball.WriteToFile(path, tag, img))
+}

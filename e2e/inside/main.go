@@ -6,6 +6,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -67,13 +68,13 @@ func number(s string) int {
 // serve answers HTTP/1.1 and h2c at addr with what it was asked, and echoes
 // WebSocket messages at /ws.
 func serve(addr string) {
-	mux := http.NewServeMux()
-	mux.HandleFunc("/ws", func(w http.ResponseWriter, r *http.Request) {
+	ws := func(w http.ResponseWriter, r *http.Request) {
 		c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
 		if err != nil {
 			return
 		}
 		defer c.CloseNow()
+		c.SetReadLimit(4 << 20)
 		for {
 			kind, data, err := c.Read(r.Context())
 			if err != nil {
@@ -83,8 +84,13 @@ func serve(addr string) {
 				return
 			}
 		}
-	})
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+	}
+	// No ServeMux: it would redirect odd paths, which are to be shown.
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/ws" {
+			ws(w, r)
+			return
+		}
 		body := new(bytes.Buffer)
 		body.ReadFrom(http.MaxBytesReader(w, r.Body, 1<<20))
 		w.Header().Set("Inside-Proto", r.Proto)
@@ -92,7 +98,7 @@ func serve(addr string) {
 			"proto": r.Proto, "method": r.Method, "path": r.RequestURI, "host": r.Host, "headers": r.Header, "body": body.String(),
 		})
 	})
-	s := &http.Server{Addr: addr, Handler: mux, Protocols: new(http.Protocols)}
+	s := &http.Server{Addr: addr, Handler: h, Protocols: new(http.Protocols)}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetUnencryptedHTTP2(true)
 	l, err := net.Listen("tcp", addr)
@@ -155,7 +161,7 @@ func dial(targets []string) {
 	fmt.Println(strings.Join(results, "\n"))
 }
 
-const dialTimeout = 3 * time.Second
+const dialTimeout = 2 * time.Second
 
 func try(target string) string {
 	network, addr, ok := strings.Cut(target, "!")
@@ -163,7 +169,9 @@ func try(target string) string {
 		fail("%q is not NETWORK!ADDRESS", target)
 	}
 	if network == "name" {
-		addrs, err := net.LookupHost(addr)
+		ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+		defer cancel()
+		addrs, err := net.DefaultResolver.LookupHost(ctx, addr)
 		if err != nil {
 			return target + " " + err.Error()
 		}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -538,6 +539,42 @@ func TestInputIsHeldUp(t *testing.T) {
 	}
 	if got := o.end.GetStatus(); got != "signal: terminated" {
 		t.Errorf("end %q, %v", got, s.Err())
+	}
+}
+
+// The interface names SIGTERM and SIGKILL; any other number of Linux's goes too.
+func TestSignals(t *testing.T) {
+	a := agenttest.Start(t)
+	c := protoClient(t, a)
+	s, err := c.Start(t.Context(), startReq(`trap "echo int" INT; trap "echo usr1; exit 7" USR1; echo ready; while :; do sleep 0.05; done`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	o := &outcome{}
+	sent := false
+	for s.Receive() {
+		o.take(t, s.Msg().GetEvent())
+		if !sent && bytes.Contains(o.stdout, []byte("ready")) {
+			sent = true
+			pid := s.Msg().GetEvent().GetStart().GetPid()
+			if pid == 0 {
+				pid = o.pid
+			}
+			for _, n := range []syscall.Signal{syscall.SIGINT, syscall.SIGUSR1} {
+				if _, err := c.SendSignal(t.Context(), connect.NewRequest(&process.SendSignalRequest{Process: byPid(pid), Signal: process.Signal(n)})); err != nil {
+					t.Error(n, err)
+				}
+			}
+			for _, n := range []int32{0, -1, 65, 1 << 20} {
+				if _, err := c.SendSignal(t.Context(), connect.NewRequest(&process.SendSignalRequest{Process: byPid(pid), Signal: process.Signal(n)})); connect.CodeOf(err) != connect.CodeInvalidArgument {
+					t.Errorf("signal %d: %v", n, err)
+				}
+			}
+		}
+	}
+	if o.end.GetExitCode() != 7 || !bytes.Contains(o.stdout, []byte("usr1")) {
+		t.Errorf("end %v, output %q", o.end, o.stdout)
 	}
 }
 

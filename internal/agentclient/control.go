@@ -25,11 +25,42 @@ type AgentStats = control.Stats
 // Init gives the agent its identity, environment and token. The first init of
 // an agent needs no token; later ones are sent with the client's.
 func (c *Client) Init(ctx context.Context, r InitRequest) error {
-	body, err := json.Marshal(r)
-	if err != nil {
-		return sandbox.Errorf(sandbox.CodeInternal, "init: %w", err)
+	return c.post(ctx, control.PathInit, r)
+}
+
+// RestoredRequest is the body of POST /restored.
+type RestoredRequest = control.RestoredRequest
+
+// Freeze stops every process of the sandbox but the agent, so that none runs an
+// instruction until Thaw or Restored, and none of them or their parents sees it.
+// It is idempotent, and returns once all are stopped. While frozen the agent
+// answers health, init, thaw and restored; other calls fail with
+// CodeUnavailable. On an error nothing is left stopped.
+func (c *Client) Freeze(ctx context.Context) error { return c.post(ctx, control.PathFreeze, nil) }
+
+// Thaw lets the processes that Freeze stopped go on. It is idempotent.
+func (c *Client) Thaw(ctx context.Context) error { return c.post(ctx, control.PathThaw, nil) }
+
+// Restored gives a sandbox that was restored from a capture taken while frozen
+// its new identity, and then lets its processes go on. The client's token is the
+// capture's; later calls need r.AccessToken. On an error the processes stay
+// stopped, and the call can be repeated.
+func (c *Client) Restored(ctx context.Context, r RestoredRequest) error {
+	return c.post(ctx, control.PathRestore, r)
+}
+
+// post sends v, or nothing, and wants no answer but success.
+func (c *Client) post(ctx context.Context, path string, v any) error {
+	var body io.Reader
+	var contentType string
+	if v != nil {
+		data, err := json.Marshal(v)
+		if err != nil {
+			return sandbox.Errorf(sandbox.CodeInternal, "%s: %w", path, err)
+		}
+		body, contentType = bytes.NewReader(data), "application/json"
 	}
-	resp, err := c.do(ctx, http.MethodPost, control.PathInit, nil, bytes.NewReader(body), "application/json")
+	resp, err := c.do(ctx, http.MethodPost, path, nil, body, contentType)
 	if err != nil {
 		return err
 	}

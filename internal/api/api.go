@@ -3,10 +3,12 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -64,6 +66,7 @@ func New(back Backend, o Options) *API {
 	a.huma = humago.New(a.mux, humaConfig())
 	a.registerSystem()
 	a.registerSandboxes()
+	a.registerCaptures()
 	a.registerExec()
 	a.registerFiles()
 	a.registerAgent()
@@ -135,6 +138,16 @@ func humaConfig() huma.Config {
 	c.OpenAPIPath, c.DocsPath, c.SchemasPath = "", "", "" // the document is served by us, the rest not at all
 	c.CreateHooks = nil                                   // no $schema fields
 	c.RejectUnknownQueryParameters = true
+	// encoding/json takes bytes that are no UTF-8 and changes them: a command
+	// would run with other arguments than were sent.
+	strict := huma.DefaultJSONFormat
+	strict.Unmarshal = func(data []byte, v any) error {
+		if !utf8.Valid(data) {
+			return errors.New("it is not valid UTF-8, as JSON has to be (RFC 8259, section 8.1)")
+		}
+		return huma.DefaultJSONFormat.Unmarshal(data, v)
+	}
+	c.Formats = map[string]huma.Format{"application/json": strict, "json": strict}
 	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"apiKey": {Type: "apiKey", In: "header", Name: "X-API-Key", Description: "An API key. Not needed on the daemon's unix socket."},
 		"bearer": {Type: "http", Scheme: "bearer", Description: "An API key as a bearer token."},
@@ -142,6 +155,7 @@ func humaConfig() huma.Config {
 	c.Security = []map[string][]string{{"apiKey": {}}, {"bearer": {}}}
 	c.Tags = []*huma.Tag{
 		{Name: "sandboxes", Description: "The lives of sandboxes"},
+		{Name: "captures", Description: "Sleeping, snapshots, forks and their lineage"},
 		{Name: "inside", Description: "Commands, files and ports inside a sandbox"},
 		{Name: "templates", Description: "Root filesystems to make sandboxes from"},
 		{Name: "keys", Description: "API keys"},
@@ -197,8 +211,9 @@ func (a *API) stream(op huma.Operation, h func(w http.ResponseWriter, r *http.Re
 		a.huma.OpenAPI().AddOperation(&op)
 	}
 	a.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		body := r.Body // h may put its own in its place
 		if err := h(w, r); err != nil {
-			a.fail(w, r, err)
+			a.refuse(w, r, body, err)
 		}
 	})
 }

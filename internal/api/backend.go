@@ -15,6 +15,7 @@ import (
 // Backend is what the API needs below it: the manager.
 type Backend interface {
 	Lives
+	Captures
 	Insides
 	Templates
 	Keys
@@ -30,6 +31,20 @@ type Lives interface {
 	SetTimeout(ctx context.Context, tenant string, id sandbox.ID, d time.Duration) (sandbox.Sandbox, error)
 	SetNetwork(ctx context.Context, tenant string, id sandbox.ID, p sandbox.NetworkPolicy) error
 	Subscribe(ctx context.Context, tenant string, afterSeq int64) (<-chan sandbox.Event, error)
+}
+
+// Captures puts sandboxes to sleep, and makes snapshots and copies of them.
+type Captures interface {
+	Suspend(ctx context.Context, tenant string, id sandbox.ID) error
+	Unsuspend(ctx context.Context, tenant string, id sandbox.ID) error
+	Hibernate(ctx context.Context, tenant string, id sandbox.ID) error
+	Wake(ctx context.Context, tenant string, id sandbox.ID) error
+	Snapshot(ctx context.Context, tenant string, id sandbox.ID, r manager.SnapshotRequest) (sandbox.Snapshot, error)
+	Snapshots(ctx context.Context, tenant string, f manager.SnapshotFilter) (page []sandbox.Snapshot, next string, err error)
+	SnapshotByName(ctx context.Context, tenant, nameOrID string) (sandbox.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, tenant, nameOrID string) error
+	Fork(ctx context.Context, tenant string, id sandbox.ID, r manager.ForkRequest) ([]manager.ForkResult, error)
+	Tree(ctx context.Context, tenant, root string) ([]manager.TreeNode, error)
 }
 
 // Insides reaches into live sandboxes.

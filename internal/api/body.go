@@ -1,9 +1,11 @@
 package api
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -59,6 +61,46 @@ func timeBody(w http.ResponseWriter, r *http.Request, rolling bool) {
 	if r.Body != nil && r.Body != http.NoBody {
 		r.Body = &timedBody{ReadCloser: r.Body, rc: http.NewResponseController(w), rolling: rolling}
 	}
+}
+
+// lingerFor is how long a client that was refused may go on sending.
+const lingerFor = 2 * time.Second
+
+// refuse answers with err a request whose body may not have been read to its
+// end. net/http closes the connection of such a request, at once where it was
+// sent with "Expect: 100-continue": a client that is still sending would see a
+// broken pipe in place of the answer. So the answer goes out whole, and what
+// still comes is read and dropped, for a while.
+func (a *API) refuse(w http.ResponseWriter, r *http.Request, body io.Reader, err error) {
+	if r.ProtoMajor != 1 || body == nil || body == http.NoBody {
+		a.fail(w, r, err)
+		return
+	}
+	e := a.toError(r.Context(), err)
+	data, jerr := json.Marshal(e.body)
+	if jerr != nil {
+		a.fail(w, r, err)
+		return
+	}
+	rc := http.NewResponseController(w)
+	rc.EnableFullDuplex()
+	h := w.Header()
+	h.Set("Connection", "close")
+	h.Set("Content-Length", strconv.Itoa(len(data)+1)) // else its end would only come with the linger's
+	writeJSONHead(w, e.status)
+	w.Write(append(data, '\n'))
+	rc.Flush()
+	linger(w, r, body)
+}
+
+// linger reads and drops what still comes of body behind an answer that was
+// written and flushed.
+func linger(w http.ResponseWriter, r *http.Request, body io.Reader) {
+	if r.ProtoMajor != 1 || body == nil || body == http.NoBody {
+		return // HTTP/2 ends the one stream alone
+	}
+	http.NewResponseController(w).SetReadDeadline(time.Now().Add(lingerFor))
+	io.Copy(io.Discard, body)
 }
 
 // copyBuffer is the size of the buffers that files are copied through: large

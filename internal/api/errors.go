@@ -38,6 +38,7 @@ var statuses = map[sandbox.Code]int{
 	sandbox.CodeCanceled:        statusClientClosed,
 	sandbox.CodeBadTemplate:     http.StatusUnprocessableEntity,
 	sandbox.CodeBuildFailed:     http.StatusUnprocessableEntity,
+	sandbox.CodeCorruptCapture:  http.StatusUnprocessableEntity, // no change of the request or of the state mends it
 	sandbox.CodeInternal:        http.StatusInternalServerError,
 }
 
@@ -149,6 +150,14 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
+	writeJSONHead(w, status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.Encode(v) // the client went away: nobody is left to tell
+}
+
+// writeJSONHead begins an answer of JSON.
+func writeJSONHead(w http.ResponseWriter, status int) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -156,7 +165,4 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 		h.Set("Retry-After", "1")
 	}
 	w.WriteHeader(status)
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	enc.Encode(v) // the client went away: nobody is left to tell
 }

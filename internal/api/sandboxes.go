@@ -140,11 +140,17 @@ func (a *API) createSandbox(ctx context.Context, in *body[wire.CreateSandbox]) (
 	if err != nil {
 		return nil, err
 	}
+	idle, err := seconds(in.Body.IdleTimeout)
+	if err != nil {
+		return nil, err
+	}
 	start := time.Now()
 	sb, err := a.back.Create(ctx, tenantOf(ctx), manager.CreateRequest{
 		Template: in.Body.Template, Runtime: in.Body.Runtime, Resources: sandbox.Resources(in.Body.Resources), Network: p,
 		Env: in.Body.Env, Metadata: in.Body.Metadata, User: in.Body.User, Workdir: in.Body.Workdir, Hostname: in.Body.Hostname,
-		Timeout: timeout,
+		Timeout: timeout, Snapshot: in.Body.Snapshot, OnTimeout: in.Body.OnTimeout, IdleTimeout: idle,
+		EphemeralEnv:  in.Body.EphemeralEnv,
+		PublicTraffic: in.Body.PublicTraffic,
 	})
 	a.metrics.created(in.Body.Runtime, sb, err, time.Since(start))
 	if err != nil {

@@ -81,6 +81,7 @@ func (a *API) registerTemplates() {
 }
 
 func (a *API) build(w http.ResponseWriter, r *http.Request) error {
+	body := r.Body
 	timeBody(w, r, true)
 	options, archive, err := buildParts(r)
 	if err != nil {
@@ -109,6 +110,7 @@ func (a *API) build(w http.ResponseWriter, r *http.Request) error {
 		}
 		e := a.toError(r.Context(), err)
 		out.write(wire.BuildEvent{Error: &e.body})
+		linger(w, r, body)
 		return nil
 	}
 	wt := toTemplate(t)

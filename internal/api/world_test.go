@@ -46,6 +46,12 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	return newWorldOver(t, func(m *manager.Manager) api.Backend { return m })
+}
+
+// newWorldOver is newWorld with another backend, made of the manager.
+func newWorldOver(t *testing.T, backend func(*manager.Manager) api.Backend) *world {
+	t.Helper()
 	dir := t.TempDir()
 	st, err := store.OpenSQLite(t.Context(), filepath.Join(dir, "warren.db"), store.Options{Ballast: -1})
 	if err != nil {
@@ -66,7 +72,7 @@ func newWorld(t *testing.T) *world {
 	if err := w.manager.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.api = api.New(w.manager, api.Options{
+	w.api = api.New(backend(w.manager), api.Options{
 		Domain: "box.test", Heartbeat: 50 * time.Millisecond,
 		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})

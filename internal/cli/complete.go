@@ -73,6 +73,21 @@ func (a *app) completeTemplates(_ *cobra.Command, args []string, _ string) ([]st
 	})
 }
 
+func (a *app) completeSnapshots(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(func(ctx context.Context, c *client.Client) []string {
+		var out []string
+		for s, err := range c.Snapshots(ctx, "") {
+			if err != nil {
+				break
+			}
+			if !slices.Contains(args, s.ID) && !slices.Contains(args, s.Name) {
+				out = append(out, cobra.CompletionWithDesc(nameOf(s), string(s.Kind)+" of "+s.Source))
+			}
+		}
+		return out
+	})
+}
+
 func (a *app) completeRuntimes(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return a.complete(func(ctx context.Context, c *client.Client) []string {
 		rs, err := c.Runtimes(ctx)

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,8 +23,10 @@ type createFlags struct {
 	pids                                  int
 	net                                   string
 	allow, deny                           []string
-	env, envFile, labels                  []string
+	env, envFile, ephemeral, labels       []string
 	user, workdir, hostname               string
+	snapshot, onTimeout, idle             string
+	public                                bool
 }
 
 func (f *createFlags) register(a *app, cmd *cobra.Command) {
@@ -33,22 +38,32 @@ func (f *createFlags) register(a *app, cmd *cobra.Command) {
 	fl.IntVar(&f.pids, "pids", 0, "limit of processes and threads")
 	fl.StringVar(&f.disk, "disk", "", "limit of what it may write to its root filesystem, such as 2G")
 	fl.StringVar(&f.timeout, "timeout", "", "end it after this time, such as 90s or 1h (default: never)")
+	fl.StringVar(&f.onTimeout, "on-timeout", "", "what happens when --timeout runs out: kill (default) or hibernate")
+	fl.StringVar(&f.idle, "idle-timeout", "", "hibernate it after this time without a request, a running command or an open stream (default: never)")
+	fl.StringVar(&f.snapshot, "snapshot", "", "snapshot to start from, by name or id")
 	fl.StringVar(&f.net, "net", "", "none, or egress: out to public addresses (default)")
 	fl.StringArrayVar(&f.allow, "allow-net", nil, "let it reach a private ADDRESS, PREFIX or DOMAIN, with :PORT where only one is meant (repeatable)")
 	fl.StringArrayVar(&f.deny, "deny-net", nil, "keep it from an ADDRESS, PREFIX or DOMAIN[:PORT] (repeatable)")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "environment: NAME=VALUE, or NAME for the value that it has here (repeatable)")
 	fl.StringArrayVar(&f.envFile, "env-file", nil, "read environment from a file of NAME=VALUE lines (repeatable)")
+	fl.StringArrayVar(&f.ephemeral, "ephemeral-env", nil, "environment as of --env that no fork of it and no sandbox of a snapshot of it is given (repeatable)")
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label KEY=VALUE to find it by (repeatable)")
 	fl.StringVarP(&f.user, "user", "u", "", "user of its commands")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "directory of its commands")
 	fl.StringVar(&f.hostname, "hostname", "", "host name (default: its id)")
+	fl.BoolVar(&f.public, "public", false, "open its ports to everybody who reaches the proxy (default: only with an API key or its traffic token)")
 	cmd.RegisterFlagCompletionFunc("template", a.completeTemplates)
+	cmd.RegisterFlagCompletionFunc("snapshot", a.completeSnapshots)
+	cmd.RegisterFlagCompletionFunc("on-timeout", cobra.FixedCompletions([]string{string(sandbox.OnTimeoutKill), string(sandbox.OnTimeoutHibernate)}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RegisterFlagCompletionFunc("runtime", a.completeRuntimes)
 	cmd.RegisterFlagCompletionFunc("net", cobra.FixedCompletions([]string{"none", "egress"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func (f *createFlags) request(a *app) (wire.CreateSandbox, error) {
-	r := wire.CreateSandbox{Template: f.template, Runtime: f.runtime, User: f.user, Workdir: f.workdir, Hostname: f.hostname}
+	r := wire.CreateSandbox{
+		Template: f.template, Runtime: f.runtime, User: f.user, Workdir: f.workdir, Hostname: f.hostname, Snapshot: f.snapshot,
+		PublicTraffic: f.public,
+	}
 	r.Resources.CPUs, r.Resources.PIDs = f.cpus, f.pids
 	var err error
 	if f.mem != "" {
@@ -68,12 +83,30 @@ func (f *createFlags) request(a *app) (wire.CreateSandbox, error) {
 		}
 		r.Timeout = d.Seconds()
 	}
+	switch r.OnTimeout = sandbox.OnTimeout(f.onTimeout); r.OnTimeout {
+	case "", sandbox.OnTimeoutKill, sandbox.OnTimeoutHibernate:
+	default:
+		return r, usagef("--on-timeout %q: give kill or hibernate", f.onTimeout)
+	}
+	if f.idle != "" {
+		d, err := parseTimeout(f.idle)
+		if err != nil {
+			return r, err
+		}
+		r.IdleTimeout = d.Seconds()
+	}
 	if r.Network, err = networkOf(f.net, f.allow, f.deny); err != nil {
 		return r, err
 	}
 	if r.Env, err = a.environment(f.envFile, f.env); err != nil {
 		return r, err
 	}
+	ephemeral := map[string]string{}
+	if err := parseEnv(f.ephemeral, os.LookupEnv, ephemeral); err != nil {
+		return r, err
+	}
+	maps.Copy(r.Env, ephemeral)
+	r.EphemeralEnv = slices.Sorted(maps.Keys(ephemeral))
 	r.Metadata, err = parsePairs("label", f.labels)
 	return r, err
 }
@@ -141,32 +174,38 @@ func (a *app) rmCmd() *cobra.Command {
 					args = append(args, sb.ID)
 				}
 			}
-			var failed error
-			done := make([]string, 0, len(args))
-			for _, id := range args {
-				if err := c.Kill(ctx, id); err != nil {
-					if ctx.Err() != nil || noDaemon(err) {
-						return err
-					}
-					a.printError(nil, err)
-					failed = exitError{code: exitFailure}
-					continue
-				}
-				done = append(done, id)
-				if !a.json {
-					fmt.Fprintln(a.out, id)
-				}
-			}
-			if a.json {
-				if err := a.printJSON(done); err != nil {
-					return err
-				}
-			}
-			return failed
+			return a.each(ctx, args, c.Kill)
 		}),
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "every live sandbox of the tenant")
 	return cmd
+}
+
+// each does f to every one of ids and prints those that it was done to. An
+// error of one is printed and does not keep the rest from it.
+func (a *app) each(ctx context.Context, ids []string, f func(ctx context.Context, id string) error) error {
+	var failed error
+	done := make([]string, 0, len(ids))
+	for _, id := range ids {
+		if err := f(ctx, id); err != nil {
+			if ctx.Err() != nil || noDaemon(err) {
+				return err
+			}
+			a.printError(nil, err)
+			failed = exitError{code: exitFailure}
+			continue
+		}
+		done = append(done, id)
+		if !a.json {
+			fmt.Fprintln(a.out, id)
+		}
+	}
+	if a.json {
+		if err := a.printJSON(done); err != nil {
+			return err
+		}
+	}
+	return failed
 }
 
 func noDaemon(err error) bool {

@@ -276,8 +276,7 @@ func (a *app) whyEnded(id string, c *client.Client, err error) error {
 	return err
 }
 
-// forward passes signals on. The agent takes any number; one that does not
-// gets SIGTERM for it. A second interrupt kills.
+// forward passes signals on. A second interrupt kills.
 func forward(ctx context.Context, run *client.Running, signals <-chan os.Signal) {
 	interrupts := 0
 	for {
@@ -291,9 +290,7 @@ func forward(ctx context.Context, run *client.Running, signals <-chan os.Signal)
 					n = int(syscall.SIGKILL)
 				}
 			}
-			if err := run.Signal(ctx, n); sandbox.CodeOf(err) == sandbox.CodeInvalid {
-				run.Signal(ctx, int(syscall.SIGTERM))
-			}
+			run.Signal(ctx, n) // the command may have ended: nothing to tell
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -55,9 +56,15 @@ func (a *app) lsCmd() *cobra.Command {
 				ends := until(sb.ExpiresAt)
 				if sb.State.Ended() {
 					ends = "-"
+				} else if sb.ExpiresAt != nil && sb.OnTimeout == sandbox.OnTimeoutHibernate {
+					ends += " (hibernates)"
+				}
+				template := sb.Template
+				if sb.Snapshot != "" {
+					template += " (" + sb.Snapshot + ")"
 				}
 				rows = append(rows, []string{
-					sb.ID, state, sb.Runtime, sb.Template,
+					sb.ID, state, sb.Runtime, template,
 					number(sb.Resources.CPUs), size(int64(sb.Resources.MemoryMiB) << 20), ago(sb.CreatedAt), ends, pairs(sb.Metadata),
 				})
 			}
@@ -135,6 +142,12 @@ func (a *app) describe(sb wire.Sandbox) {
 	}
 	line("runtime", "%s", sb.Runtime)
 	line("template", "%s (%s)", sb.Template, sb.TemplateID)
+	if sb.Snapshot != "" {
+		line("snapshot", "%s", sb.Snapshot)
+	}
+	if sb.Parent != "" {
+		line("fork of", "%s", sb.Parent)
+	}
 	limits := fmt.Sprintf("%s CPUs, %s memory, %d processes", number(sb.Resources.CPUs), size(int64(sb.Resources.MemoryMiB)<<20), sb.Resources.PIDs)
 	if sb.Resources.DiskMiB > 0 {
 		limits += ", " + size(int64(sb.Resources.DiskMiB)<<20) + " disk"
@@ -164,11 +177,24 @@ func (a *app) describe(sb wire.Sandbox) {
 	if sb.StartedAt != nil {
 		line("start", "%s, in %s", sb.Start, shortDuration(sb.StartedAt.Sub(sb.CreatedAt)))
 	}
+	if sb.SuspendedAt != nil {
+		line("suspended", "%s (%s)", sb.SuspendedAt.Local().Format("2006-01-02 15:04:05"), ago(*sb.SuspendedAt))
+	}
+	if sb.HibernatedAt != nil {
+		line("hibernated", "%s (%s)", sb.HibernatedAt.Local().Format("2006-01-02 15:04:05"), ago(*sb.HibernatedAt))
+	}
+	if sb.IdleTimeout > 0 && !sb.State.Ended() {
+		line("idle", "hibernates after %s", shortDuration(time.Duration(sb.IdleTimeout*float64(time.Second))))
+	}
 	switch {
 	case sb.EndedAt != nil:
 		line("ended", "%s (%s)", sb.EndedAt.Local().Format("2006-01-02 15:04:05"), ago(*sb.EndedAt))
 	case sb.ExpiresAt != nil:
-		line("ends in", "%s", until(sb.ExpiresAt))
+		what := "ends in"
+		if sb.OnTimeout == sandbox.OnTimeoutHibernate {
+			what = "sleeps in"
+		}
+		line(what, "%s", until(sb.ExpiresAt))
 	}
 }
 

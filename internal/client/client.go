@@ -322,5 +322,6 @@ var domainCodes = map[sandbox.Code]bool{
 	sandbox.CodeInvalid: true, sandbox.CodeUnauthenticated: true, sandbox.CodeForbidden: true, sandbox.CodeNotFound: true,
 	sandbox.CodeExists: true, sandbox.CodeConflict: true, sandbox.CodeUnsupported: true, sandbox.CodeUnavailable: true,
 	sandbox.CodeNoCapacity: true, sandbox.CodeDiskFull: true, sandbox.CodeTooLarge: true, sandbox.CodeTimeout: true,
-	sandbox.CodeCanceled: true, sandbox.CodeBadTemplate: true, sandbox.CodeBuildFailed: true, sandbox.CodeInternal: true,
+	sandbox.CodeCanceled: true, sandbox.CodeBadTemplate: true, sandbox.CodeBuildFailed: true, sandbox.CodeCorruptCapture: true,
+	sandbox.CodeInternal: true,
 }

@@ -21,6 +21,19 @@ type CreateRequest struct {
 	Hostname  string                // "" is the sandbox's id
 	Timeout   time.Duration         // time to live from its start; 0 is no end
 
+	// Snapshot starts it from a snapshot, by name or ID, instead of a template.
+	// A full one sets the runtime and the resources but the memory; both kinds
+	// give the defaults of what is left open here.
+	Snapshot string
+	// OnTimeout is what happens when Timeout runs out; "" is to end it.
+	OnTimeout sandbox.OnTimeout
+	// IdleTimeout hibernates it after so long without a request, a running
+	// exec or an open stream; 0 is never.
+	IdleTimeout time.Duration
+	// EphemeralEnv names variables of Env that no fork of it and no sandbox of
+	// a snapshot of it is given.
+	EphemeralEnv []string
+
 	// PublicTraffic opens its ports to everybody who can reach the proxy.
 	PublicTraffic bool
 
@@ -90,4 +103,53 @@ type Key struct {
 	Prefix     string // the secret's first characters, to tell keys apart
 	CreatedAt  time.Time
 	LastUsedAt time.Time // zero: never; exact to a minute
+}
+
+// SnapshotRequest asks for a snapshot of a sandbox.
+type SnapshotRequest struct {
+	Name     string               // "" has none and goes by its ID
+	Kind     sandbox.SnapshotKind // "" is full where the runtime can, else disk
+	Metadata map[string]string    // the client's labels
+}
+
+// SnapshotFilter narrows Snapshots. Every set field must match.
+type SnapshotFilter struct {
+	Source sandbox.ID
+	Name   string
+	Limit  int    // most per page; 0 is 100, at most 1000
+	Token  string // where the page before ended; "" is the first page
+}
+
+// ForkRequest asks for children of a sandbox.
+type ForkRequest struct {
+	Count    int                  // 1 to 100; 0 is 1
+	Kind     sandbox.SnapshotKind // "" is full where the runtime can, else disk
+	Env      map[string]string    // beside the source's; values are secrets
+	Metadata map[string]string    // the children's labels; nil is the source's
+	Timeout  time.Duration        // the children's time to live; 0 is no end
+}
+
+// ForkResult is one child: Sandbox, or Err where it could not be made.
+type ForkResult struct {
+	Sandbox sandbox.Sandbox
+	Err     *sandbox.Error
+}
+
+// The kinds of TreeNode.
+const (
+	TreeSandbox  = "sandbox"
+	TreeSnapshot = "snapshot"
+)
+
+// TreeNode is one sandbox or snapshot in the tree of who came of whom.
+type TreeNode struct {
+	Kind         string // TreeSandbox or TreeSnapshot
+	ID           string
+	Name         string               // a snapshot's
+	Parent       string               // ID of the node that it came of; "" is none, or gone from the records
+	State        sandbox.State        // a sandbox's
+	SnapshotKind sandbox.SnapshotKind // a snapshot's
+	CreatedAt    time.Time
+	DiskBytes    int64 // what it has of its own on the disk
+	MemoryBytes  int64 // what it uses now; 0 where it does not run
 }

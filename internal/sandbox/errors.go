@@ -26,6 +26,7 @@ const (
 	CodeCanceled        Code = "canceled"          // the client went away
 	CodeBadTemplate     Code = "bad_template"      // the template cannot run
 	CodeBuildFailed     Code = "build_failed"      // a step of a template build failed
+	CodeCorruptCapture  Code = "corrupt_capture"   // a capture's files are not what was written
 	CodeInternal        Code = "internal"          // a fault of Warren's own
 )
 

@@ -28,13 +28,24 @@ type Sandbox struct {
 	TrafficToken string
 	// PublicTraffic opens those ports to everybody who can reach the proxy.
 	PublicTraffic bool
-	Link          Link
-	Start         StartKind
-	OOMKills      int64 // commands that the kernel ended at the memory limit
-	CreatedAt     time.Time
-	StartedAt     time.Time // when the agent first answered; zero before
-	ExpiresAt     time.Time // when its time to live runs out; zero is never
-	EndedAt       time.Time // zero while it lives
+	// Snapshot is the ID of the snapshot that it started from; "" is none. A
+	// fork's is the hidden one of its capture.
+	Snapshot string
+	Parent   ID // the sandbox that it was forked from; "" is none
+	// OnTimeout is what happens at ExpiresAt; "" is OnTimeoutKill.
+	OnTimeout OnTimeout
+	// IdleTimeout is how long it may go without a request, a running exec or an
+	// open stream before it hibernates; 0 is for ever.
+	IdleTimeout  time.Duration
+	Link         Link
+	Start        StartKind
+	OOMKills     int64 // commands that the kernel ended at the memory limit
+	CreatedAt    time.Time
+	StartedAt    time.Time // when the agent first answered; zero before
+	ExpiresAt    time.Time // when its time to live runs out; zero is never
+	SuspendedAt  time.Time // when it was suspended; zero in every other state
+	HibernatedAt time.Time // when it was hibernated; zero in every other state
+	EndedAt      time.Time // zero while it lives
 }
 
 // StartKind is how a sandbox came to run.

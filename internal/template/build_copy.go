@@ -38,6 +38,10 @@ func (d *dockerBuild) copy(s *stage, c copyStep) error {
 	if c.from != "" {
 		index, ok := d.file.Source(c.from, s.index)
 		if !ok {
+			// A number is a stage's, never an image's.
+			if _, err := strconv.Atoi(c.from); err == nil {
+				return sandbox.Errorf(sandbox.CodeInvalid, "--from=%s: there is no stage of this number before this one", c.from)
+			}
 			index = -1
 		}
 		from, err := d.from(index, c.from)

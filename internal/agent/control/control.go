@@ -27,6 +27,9 @@ const (
 	PathTar     = "/tar"
 	PathTunnel  = "/tunnel"
 	PathStats   = "/stats"
+	PathFreeze  = "/freeze"
+	PathThaw    = "/thaw"
+	PathRestore = "/restored"
 )
 
 // UpgradeProtocol is the Upgrade token of GET /tunnel.
@@ -51,6 +54,20 @@ type InitRequest struct {
 	Hosts       []HostEntry  `json:"hosts,omitempty"`       // more lines of /etc/hosts
 	Nameservers []netip.Addr `json:"nameservers,omitempty"` // of /etc/resolv.conf; at most 3 are used by C libraries
 	Search      []string     `json:"search,omitempty"`      // its search domains
+}
+
+// RestoredRequest is the body of POST /restored: what a sandbox that was
+// restored from a capture has to be told before its processes go on. It carries
+// the token that the capture had; AccessToken is the new one.
+type RestoredRequest struct {
+	InitRequest
+	// DropEnv are variables that later commands do not get any more, unless
+	// EnvVars has them anew: secrets of the capture's source. What processes that
+	// run already have in their memory stays there.
+	DropEnv []string `json:"dropEnv,omitempty"`
+	// Wake is that this is the same sandbox, which wakes up: it keeps machine-id,
+	// SSH host keys and whatever else is its identity.
+	Wake bool `json:"wake,omitempty"`
 }
 
 // HostEntry is one line of /etc/hosts.

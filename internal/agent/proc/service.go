@@ -175,20 +175,19 @@ func input(ctx context.Context, c *command, in *process.ProcessInput) error {
 	return invalid("the input is neither stdin nor pty")
 }
 
+// maxSignal is Linux's last (SIGRTMAX, signal(7)).
+const maxSignal = 64
+
 // SendSignal signals a command's process group.
 func (s Service) SendSignal(ctx context.Context, req *connect.Request[process.SendSignalRequest]) (*connect.Response[process.SendSignalResponse], error) {
 	c, err := s.M.find(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err
 	}
-	var sig syscall.Signal
-	switch req.Msg.GetSignal() {
-	case process.Signal_SIGNAL_SIGTERM:
-		sig = syscall.SIGTERM
-	case process.Signal_SIGNAL_SIGKILL:
-		sig = syscall.SIGKILL
-	default:
-		return nil, invalid("signal %d is not supported: give SIGTERM (15) or SIGKILL (9)", req.Msg.GetSignal())
+	// The interface names two signals; its field carries any number of Linux's.
+	sig := syscall.Signal(req.Msg.GetSignal())
+	if sig < 1 || sig > maxSignal {
+		return nil, invalid("there is no signal %d: give 1 to %d, such as SIGTERM (15) or SIGKILL (9)", sig, maxSignal)
 	}
 	switch err := c.child.Signal(sig); {
 	case errors.Is(err, reaper.ErrEnded):

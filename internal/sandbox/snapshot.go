@@ -1,0 +1,99 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"time"
+)
+
+// SnapshotKind is what a snapshot holds.
+type SnapshotKind string
+
+// The kinds of snapshot.
+const (
+	SnapshotDisk SnapshotKind = "disk" // the root filesystem's changes; a sandbox of it boots
+	SnapshotFull SnapshotKind = "full" // memory, processes and the root filesystem's changes; a sandbox of it goes on
+)
+
+// Snapshot is the durable record of one capture of a sandbox. It never
+// changes, and it outlives its source.
+type Snapshot struct {
+	ID       string // see NewSnapshotID
+	Name     string // unique in its tenant; "" has none and goes by its ID
+	Tenant   string
+	Kind     SnapshotKind
+	Source   ID     // the sandbox that it was taken of
+	Parent   string // the snapshot that the source itself had started from; "" is none
+	Runtime  string
+	Template string // the name that the source had asked for
+	// TemplateID is the content that lies below the snapshot's changes.
+	TemplateID string
+	// RuntimeVersion is Restorer.CaptureVersion at the capture, "" for a disk.
+	RuntimeVersion string
+	Resources      Resources // the source's; a sandbox of a full snapshot keeps its CPUs and PIDs
+	Network        NetworkPolicy
+	User           string
+	Workdir        string
+	Metadata       map[string]string // the client's labels
+	// Hidden is of a capture that was made for a fork or a hibernation and not
+	// for a user: it is not listed, and goes with its last user.
+	Hidden    bool
+	SizeBytes int64 // what its files take on the disk
+	CreatedAt time.Time
+}
+
+// snapshotPrefix begins every snapshot's ID, as "sbx" does a sandbox's.
+const snapshotPrefix = "snp"
+
+// NewSnapshotID makes a fresh random snapshot ID, of the form of a sandbox's.
+func NewSnapshotID() string {
+	var b [12]byte
+	rand.Read(b[:])
+	return snapshotPrefix + idEncoding.EncodeToString(b[:])[:17]
+}
+
+// IsSnapshotID tells whether s has the form of an ID of NewSnapshotID. It says
+// nothing of whether there is such a snapshot.
+func IsSnapshotID(s string) bool {
+	return len(s) == len(snapshotPrefix)+17 && strings.HasPrefix(s, snapshotPrefix) && idPattern.MatchString(s)
+}
+
+// OnTimeout is what happens to a sandbox whose time to live runs out.
+type OnTimeout string
+
+// What may happen at the timeout.
+const (
+	OnTimeoutKill      OnTimeout = "kill"      // it ends; the default
+	OnTimeoutHibernate OnTimeout = "hibernate" // it hibernates; its time starts anew when it wakes
+)
+
+// CheckpointOptions are how a Checkpoint goes.
+type CheckpointOptions struct {
+	// LeaveRunning lets the sandbox go on after the capture. Else nothing of
+	// it runs when Checkpoint returns; Kill is still to be called.
+	LeaveRunning bool
+}
+
+// Checkpointer is an Instance whose memory and processes can be captured.
+type Checkpointer interface {
+	// Checkpoint writes memory, processes and the root filesystem's changes
+	// into dir, which must not exist and is whole when it returns nil. On error
+	// dir is gone, and with LeaveRunning the sandbox goes on.
+	Checkpoint(ctx context.Context, dir string, o CheckpointOptions) error
+}
+
+// Restorer is a Runtime that makes sandboxes from what its Checkpointers wrote.
+type Restorer interface {
+	// Restore makes a sandbox from a checkpoint's dir (read-only for it; many
+	// may restore from one at once) and returns once its agent answers GET
+	// /health. Its commands are still as the capture found them: stopped, where
+	// the agent had frozen them, until the caller lets them go on. spec is a
+	// new sandbox's: it has its own ID, Dir, Link and Hostname; its Layers and
+	// its Resources but the memory are as at the capture. On error nothing of
+	// it is left on the host, except its Dir.
+	Restore(ctx context.Context, dir string, spec Spec) (Instance, error)
+	// CaptureVersion names the format of the captures that this build makes. A
+	// capture made under another must not be given to Restore.
+	CaptureVersion() string
+}
