@@ -74,10 +74,11 @@ func (a *API) registerAgent() {
 		if !agentPathOpen(path) {
 			return sandbox.Errorf(sandbox.CodeNotFound, "the agent has no call %q for clients", shortPath(path))
 		}
-		agent, err := a.back.Agent(r.Context(), tenantOf(r.Context()), id)
+		agent, leave, err := a.enter(r.Context(), id)
 		if err != nil {
 			return err
 		}
+		defer leave()
 		sb, err := a.back.Get(r.Context(), tenantOf(r.Context()), id)
 		if err != nil {
 			return err
@@ -87,6 +88,20 @@ func (a *API) registerAgent() {
 		rp.ServeHTTP(w, r.WithContext(ctx))
 		return nil
 	})
+}
+
+// enter gives the agent of a sandbox, which is woken where it is hibernated and
+// not idle until leave is called.
+func (a *API) enter(ctx context.Context, id sandbox.ID) (agent *agentclient.Client, leave func(), err error) {
+	leave, err = a.back.Use(ctx, tenantOf(ctx), id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if agent, err = a.back.Agent(ctx, tenantOf(ctx), id); err != nil {
+		leave()
+		return nil, nil, err
+	}
+	return agent, leave, nil
 }
 
 type agentKey struct{}

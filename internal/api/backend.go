@@ -49,6 +49,9 @@ type Captures interface {
 
 // Insides reaches into live sandboxes.
 type Insides interface {
+	// Use wakes a sandbox that is hibernated, and keeps it from being taken for
+	// idle until release is called.
+	Use(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error)
 	Agent(ctx context.Context, tenant string, id sandbox.ID) (*agentclient.Client, error)
 	Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error)
 	Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)

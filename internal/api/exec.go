@@ -50,10 +50,11 @@ func (a *API) exec(ctx context.Context, in *execInput) (*body[wire.ExecResult], 
 	if err != nil {
 		return nil, err
 	}
-	agent, err := a.back.Agent(ctx, tenantOf(ctx), id)
+	agent, leave, err := a.enter(ctx, id)
 	if err != nil {
 		return nil, err
 	}
+	defer leave()
 	before := a.oomKills(ctx, id, false)
 
 	// What ends the command early: its timeout, or the client's going away.

@@ -50,26 +50,27 @@ func (a *API) registerFiles() {
 }
 
 // inside finds what every call into a sandbox needs: its agent, and the path
-// and user of the query.
-func (a *API) inside(r *http.Request) (agent *agentclient.Client, path, user string, err error) {
+// and user of the query. leave tells that the call is over.
+func (a *API) inside(r *http.Request) (agent *agentclient.Client, path, user string, leave func(), err error) {
 	id, err := sandbox.ParseID(r.PathValue("id"))
 	if err != nil {
-		return nil, "", "", err
+		return nil, "", "", nil, err
 	}
 	q := r.URL.Query()
 	path, user = q.Get("path"), q.Get("user")
 	if path == "" {
-		return nil, "", "", sandbox.Errorf(sandbox.CodeInvalid, "path is missing: give ?path=")
+		return nil, "", "", nil, sandbox.Errorf(sandbox.CodeInvalid, "path is missing: give ?path=")
 	}
-	agent, err = a.back.Agent(r.Context(), tenantOf(r.Context()), id)
-	return agent, path, user, err
+	agent, leave, err = a.enter(r.Context(), id)
+	return agent, path, user, leave, err
 }
 
 func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
-	agent, path, user, err := a.inside(r)
+	agent, path, user, leave, err := a.inside(r)
 	if err != nil {
 		return err
 	}
+	defer leave()
 	src, size, err := agent.ReadFile(r.Context(), path, user)
 	if err != nil {
 		return ofUser(err)
@@ -78,10 +79,11 @@ func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) readTar(w http.ResponseWriter, r *http.Request) error {
-	agent, path, user, err := a.inside(r)
+	agent, path, user, leave, err := a.inside(r)
 	if err != nil {
 		return err
 	}
+	defer leave()
 	src, err := agent.GetTar(r.Context(), path, user)
 	if err != nil {
 		return ofUser(err)
@@ -103,10 +105,11 @@ func (a *API) download(w http.ResponseWriter, src io.ReadCloser, size int64, con
 }
 
 func (a *API) writeFile(w http.ResponseWriter, r *http.Request) error {
-	agent, path, user, err := a.inside(r)
+	agent, path, user, leave, err := a.inside(r)
 	if err != nil {
 		return err
 	}
+	defer leave()
 	var mode fs.FileMode
 	if s := r.URL.Query().Get("mode"); s != "" {
 		n, err := strconv.ParseUint(s, 8, 32)
@@ -121,10 +124,11 @@ func (a *API) writeFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) writeTar(w http.ResponseWriter, r *http.Request) error {
-	agent, path, user, err := a.inside(r)
+	agent, path, user, leave, err := a.inside(r)
 	if err != nil {
 		return err
 	}
+	defer leave()
 	var o agentclient.TarOptions
 	for name, into := range map[string]*int64{"max_bytes": &o.MaxBytes, "max_entries": &o.MaxEntries} {
 		if s := r.URL.Query().Get(name); s != "" {

@@ -74,6 +74,12 @@ func (a *API) port(w http.ResponseWriter, r *http.Request) error {
 	if port == sandbox.AgentPort {
 		return sandbox.Errorf(sandbox.CodeInvalid, "port %d is the agent's: use /v1/sandboxes/%s/agent/", port, id)
 	}
+	// The proxy does so, too, but its errors are not of this API's form.
+	release, err := a.back.Use(r.Context(), tenantOf(r.Context()), id)
+	if err != nil {
+		return err
+	}
+	defer release()
 	sb, err := a.back.Get(r.Context(), tenantOf(r.Context()), id)
 	if err != nil {
 		return err
@@ -109,6 +115,11 @@ func (a *API) tunnel(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Upgrade", TunnelProtocol)
 		return sandbox.Errorf(sandbox.CodeInvalid, "a tunnel needs HTTP/1.1 with Connection: Upgrade and Upgrade: %s", TunnelProtocol)
 	}
+	release, err := a.back.Use(r.Context(), tenantOf(r.Context()), id)
+	if err != nil {
+		return err
+	}
+	defer release()
 	inside, err := a.back.Dial(r.Context(), tenantOf(r.Context()), id, port)
 	if err != nil {
 		return err

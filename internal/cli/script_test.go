@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,9 +26,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/warrenhq/warren/internal/api/wire"
 	"github.com/warrenhq/warren/internal/client"
 	"github.com/warrenhq/warren/internal/daemon"
 	"github.com/warrenhq/warren/internal/host/census"
+	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/testenv"
 )
 
@@ -45,6 +46,10 @@ func TestMain(m *testing.M) {
 //	keep VAR                put the trimmed stdout of the last command in $VAR
 //	size FILE BYTES         make a file of so many random-looking bytes
 //	wait-for FILE TEXT      wait until FILE holds TEXT
+//	wait-state ID STATE     wait until the sandbox is in this state
+//
+// and the conditions runtime:R, suspend:R, disk:R and full:R: R runs here, and
+// can suspend, and capture disks and all of a sandbox.
 func TestScripts(t *testing.T) {
 	testenv.Root(t)
 	busybox := testenv.Command(t, "busybox", "apt-get install busybox-static")
@@ -64,12 +69,25 @@ func TestScripts(t *testing.T) {
 		},
 		Condition: func(cond string) (bool, error) {
 			if name, ok := strings.CutPrefix(cond, "runtime:"); ok {
-				return slices.Contains(d.runtimes, name), nil
+				_, ok := d.runtimes[name]
+				return ok, nil
+			}
+			// suspend:gvisor, disk:container, full:gvisor
+			if ability, name, ok := strings.Cut(cond, ":"); ok {
+				can := d.runtimes[name]
+				switch ability {
+				case "suspend":
+					return can.Suspend, nil
+				case "disk":
+					return can.DiskCapture, nil
+				case "full":
+					return can.FullCapture, nil
+				}
 			}
 			return false, fmt.Errorf("no condition %q", cond)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": cmdExits, "keep": cmdKeep, "size": cmdSize, "wait-for": cmdWaitFor,
+			"exits": cmdExits, "keep": cmdKeep, "size": cmdSize, "wait-for": cmdWaitFor, "wait-state": cmdWaitState,
 		},
 	})
 }
@@ -132,10 +150,29 @@ func cmdWaitFor(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("%s does not hold %q but %q", args[0], args[1], data)
 }
 
+func cmdWaitState(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: wait-state ID STATE")
+	}
+	c, err := client.New(ts.Getenv("WARREN_HOST"), client.Options{})
+	ts.Check(err)
+	defer c.Close()
+	var sb wire.Sandbox
+	for range 600 {
+		sb, err = c.Sandbox(context.Background(), args[0])
+		ts.Check(err)
+		if string(sb.State) == args[1] {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	ts.Fatalf("%s is %s (%s %s), not %s", args[0], sb.State, sb.Reason, sb.Detail, args[1])
+}
+
 // testDaemon is a daemon of this test's own.
 type testDaemon struct {
 	dir, state, socket, listen, tiny string
-	runtimes                         []string
+	runtimes                         map[string]sandbox.Capabilities // of those that run here
 }
 
 func startDaemon(t *testing.T, busybox string) *testDaemon {
@@ -146,7 +183,7 @@ func startDaemon(t *testing.T, busybox string) *testDaemon {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	d := &testDaemon{dir: dir, state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "s"), tiny: filepath.Join(dir, "tiny.tar")}
+	d := &testDaemon{runtimes: map[string]sandbox.Capabilities{}, dir: dir, state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "s"), tiny: filepath.Join(dir, "tiny.tar")}
 	agent := filepath.Join(dir, "warren-agent")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", agent, "github.com/warrenhq/warren/cmd/warren-agent")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -237,7 +274,7 @@ func startDaemon(t *testing.T, busybox string) *testDaemon {
 	}
 	for _, r := range rs {
 		if r.Available {
-			d.runtimes = append(d.runtimes, r.Name)
+			d.runtimes[r.Name] = r.Capabilities
 		}
 	}
 	if len(d.runtimes) == 0 {

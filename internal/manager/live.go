@@ -20,6 +20,7 @@ type live struct {
 	turn  chan struct{} // holds one token; who has it may change the sandbox. A channel, since waiting ends with a context
 	ended chan struct{} // closed when the end is recorded
 	conns conns         // into it
+	uses  uses          // of it
 
 	mu     sync.Mutex // of what follows; never held over I/O
 	rec    store.Record

@@ -20,6 +20,10 @@ import (
 type Sandboxes interface {
 	// Lookup finds a sandbox whoever's it is. CodeNotFound: there is none.
 	Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	// Use wakes a sandbox that is hibernated, and keeps it from being taken for
+	// idle until release is called. CodeConflict, with the detail "state": it
+	// neither runs nor can be woken.
+	Use(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error)
 	// Dial connects to a port inside. CodeUnavailable: nothing listens there.
 	Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error)
 }
@@ -133,7 +137,8 @@ func (p *Proxy) admit(r *http.Request, sb sandbox.Sandbox, port int) (int, strin
 }
 
 // Serve carries r to a port of sb, for a caller that may reach it. The path is
-// forwarded as it stands in r.URL.
+// forwarded as it stands in r.URL. One that is hibernated is woken first: the
+// request, or the upgrade, waits for it.
 func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox, port int) {
 	t := Target{ID: sb.ID, Port: port}
 	switch {
@@ -141,10 +146,16 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox
 		p.Forget(sb.ID)
 		writeError(w, http.StatusBadGateway, t, "The sandbox was not found")
 		return
-	case sb.State != sandbox.Running:
+	case sb.State != sandbox.Running && sb.State != sandbox.Hibernated:
 		writeError(w, http.StatusBadGateway, t, "The sandbox is "+string(sb.State))
 		return
 	}
+	release, err := p.cfg.Sandboxes.Use(r.Context(), sb.Tenant, sb.ID)
+	if err != nil {
+		p.failUse(w, r, t, err)
+		return
+	}
+	defer release()
 	FullDuplex(w)
 	u, done := p.table.claim(sb)
 	defer done()
@@ -210,6 +221,32 @@ func (p *Proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
 	default:
 		p.cfg.Log.DebugContext(r.Context(), "proxy: upstream failed", "sandbox", rt.ID, "port", rt.Port, "err", err)
 		writeError(w, http.StatusBadGateway, rt.Target, "The program at this port of the sandbox did not answer as HTTP: "+firstLine(err.Error()))
+	}
+}
+
+// failUse answers where a sandbox is not there to be used, or not woken. The
+// reader may be anybody: what went wrong inside Warren is for its log.
+func (p *Proxy) failUse(w http.ResponseWriter, r *http.Request, t Target, err error) {
+	const asleep = "The sandbox is hibernated and could not be woken: "
+	var e *sandbox.Error
+	errors.As(err, &e)
+	switch code := sandbox.CodeOf(err); {
+	case r.Context().Err() != nil:
+		w.WriteHeader(statusClientClosed)
+	case code == sandbox.CodeConflict && e.Details["state"] == string(sandbox.Suspended):
+		writeError(w, http.StatusBadGateway, t, "The sandbox is suspended")
+	case code == sandbox.CodeNotFound, code == sandbox.CodeConflict:
+		writeError(w, http.StatusBadGateway, t, "The sandbox was not found")
+	case code == sandbox.CodeNoCapacity, code == sandbox.CodeUnavailable, code == sandbox.CodeDiskFull:
+		w.Header().Set("Retry-After", "1")
+		writeError(w, http.StatusServiceUnavailable, t, asleep+firstLine(e.Message))
+	case code == sandbox.CodeTimeout:
+		writeError(w, http.StatusGatewayTimeout, t, asleep+"it took too long")
+	case code == sandbox.CodeCorruptCapture, code == sandbox.CodeUnsupported:
+		writeError(w, http.StatusBadGateway, t, asleep+firstLine(e.Message))
+	default:
+		p.cfg.Log.WarnContext(r.Context(), "proxy: wake failed", "sandbox", t.ID, "err", err)
+		writeError(w, http.StatusBadGateway, t, asleep+"the daemon's log has more")
 	}
 }
 

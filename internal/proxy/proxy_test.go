@@ -37,6 +37,9 @@ type hosts struct {
 	ports map[int]string // sandbox port -> address
 	byID  map[sandbox.ID]sandbox.Sandbox
 	dials int
+
+	use   func(id sandbox.ID) error // of Use; nil: it runs
+	using int
 }
 
 func (h *hosts) Lookup(_ context.Context, id sandbox.ID) (sandbox.Sandbox, error) {
@@ -59,6 +62,23 @@ func (h *hosts) Dial(ctx context.Context, tenant string, id sandbox.ID, port int
 	}
 	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 }
+
+func (h *hosts) Use(_ context.Context, _ string, id sandbox.ID) (func(), error) {
+	h.mu.Lock()
+	use := h.use
+	h.using++
+	h.mu.Unlock()
+	release := sync.OnceFunc(func() { h.mu.Lock(); h.using--; h.mu.Unlock() })
+	if use != nil {
+		if err := use(id); err != nil {
+			release()
+			return nil, err
+		}
+	}
+	return release, nil
+}
+
+func (h *hosts) users() int { h.mu.Lock(); defer h.mu.Unlock(); return h.using }
 
 func (h *hosts) authenticate(_ context.Context, key string) (string, error) {
 	switch key {

@@ -21,6 +21,10 @@ const (
 	OpNone   Op = ""
 	OpCreate Op = "create" // being made; State is Creating
 	OpEnd    Op = "end"    // being ended for Record.EndReason; State is still the one before
+
+	OpSuspend   Op = "suspend"   // being frozen; State is Running: undone after a crash
+	OpUnsuspend Op = "unsuspend" // being let go; State is Suspended: finished after a crash
+	OpHibernate Op = "hibernate" // State is Hibernated, and what ran of it is being removed: finished after a crash
 )
 
 // Record is all that is kept of one sandbox.
@@ -33,7 +37,32 @@ type Record struct {
 	EndDetail string
 	Internal  bool     // Warren's own (a template build step): not listed, no events
 	Layers    []string // the layer directories it was made from, topmost first
-	BootID    string   // of the host's boot in which it was made
+	BootID    string   // of the host's boot in which it was made, or woke last
+
+	Capture      string        // the snapshot that it wakes from; set exactly while it is hibernated
+	Lifetime     time.Duration // its time to live anew each time that it wakes; 0 is no end
+	EphemeralEnv []string      // names in Env that no child is given
+}
+
+// Snapshot is all that is kept of one snapshot.
+type Snapshot struct {
+	sandbox.Snapshot
+
+	Layers       []string          // the directories that a sandbox of it is made from, topmost first
+	Token        string            // of the agent in a full one; a secret
+	Env          map[string]string // what a child of it gets; values are secrets
+	EphemeralEnv []string          // names that the agent in a full one is to forget
+	Transient    bool              // without checksums, and not durable
+}
+
+// SnapshotFilter chooses snapshots. Zero fields match everything.
+type SnapshotFilter struct {
+	Tenant string
+	Source sandbox.ID
+	Name   string
+	Hidden bool   // also the hidden ones
+	Limit  int    // most records of a page; 0 is no limit
+	Token  string // the next of the page before
 }
 
 // Filter chooses records. Zero fields match everything.
@@ -72,6 +101,7 @@ type Retention struct {
 // is safe for concurrent use.
 type Store interface {
 	Sandboxes
+	Snapshots
 	Events
 	Keys
 	// Maintain prunes, and gives back to the disk reserve what a full disk
@@ -99,6 +129,19 @@ type Sandboxes interface {
 	SetConsole(ctx context.Context, id sandbox.ID, tail []byte) error
 	// Console gives what SetConsole kept; nil where it kept nothing.
 	Console(ctx context.Context, id sandbox.ID) ([]byte, error)
+}
+
+// Snapshots holds the snapshots' records, which never change.
+type Snapshots interface {
+	// InsertSnapshot adds a record. CodeExists: the tenant has one of its name.
+	InsertSnapshot(ctx context.Context, s Snapshot) error
+	GetSnapshot(ctx context.Context, id string) (Snapshot, error)
+	SnapshotNamed(ctx context.Context, tenant, name string) (Snapshot, error)
+	// ListSnapshots gives records, the newest first, and the token of the next
+	// page, "" after the last.
+	ListSnapshots(ctx context.Context, f SnapshotFilter) (page []Snapshot, next string, err error)
+	// DeleteSnapshot removes a record; it is nil for one that is gone.
+	DeleteSnapshot(ctx context.Context, id string) error
 }
 
 // Events is the log of what happened, in the order of Seq.

@@ -36,6 +36,7 @@ func Suite(t *testing.T, open func(t *testing.T, dir string) store.Store) {
 	t.Run("Console", func(t *testing.T) { testConsole(t, fresh(t)) })
 	t.Run("Maintain", func(t *testing.T) { testMaintain(t, fresh(t)) })
 	t.Run("Keys", func(t *testing.T) { testKeys(t, fresh(t)) })
+	t.Run("Snapshots", func(t *testing.T) { testSnapshots(t, open) })
 	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, fresh(t)) })
 	t.Run("CanceledContext", func(t *testing.T) { testCanceled(t, fresh(t)) })
 }
@@ -62,10 +63,13 @@ func Sample(id sandbox.ID) store.Record {
 				Gateway: netip.MustParseAddr("10.1.0.1"), DNS: netip.MustParseAddr("10.1.0.1"),
 			},
 			Start: sandbox.StartCold, OOMKills: 3,
+			Snapshot: "snp1", Parent: "sbx0", OnTimeout: sandbox.OnTimeoutHibernate, IdleTimeout: time.Minute,
+			SuspendedAt: epoch.Add(3 * time.Minute), HibernatedAt: epoch.Add(4 * time.Minute),
 			CreatedAt: epoch, StartedAt: epoch.Add(time.Second), ExpiresAt: epoch.Add(time.Hour), EndedAt: epoch.Add(2 * time.Hour),
 		},
 		Op: store.OpEnd, EndReason: sandbox.ReasonTimeout, EndDetail: "its time ran out",
 		Internal: true, Layers: []string{"/l/2", "/l/1"}, BootID: "boot",
+		Capture: "snp2", Lifetime: time.Hour, EphemeralEnv: []string{"B"},
 	}
 }
 
