@@ -31,12 +31,12 @@ const (
 
 // family is a source and what was forked off it.
 type family struct {
-	source  Sandbox
-	kids    []Sandbox
-	secret  string // only the memory of a process of the source holds it
-	conn    net.Conn // to the source's listener, from before the fork
-	term    Terminal // of the source, detached
-	mark    string   // the last that was written to it
+	source Sandbox
+	kids   []Sandbox
+	secret string   // only the memory of a process of the source holds it
+	conn   net.Conn // to the source's listener, from before the fork
+	term   Terminal // of the source, detached
+	mark   string   // the last that was written to it
 }
 
 // all is the source and its children, the source first.
