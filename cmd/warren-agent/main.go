@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/warrenhq/warren/internal/agent"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
@@ -56,6 +58,10 @@ func run(port int) error {
 		runtime.GOMAXPROCS(maxProcs)
 	}
 	syscall.Umask(0o022)
+	// The agent traces processes to freeze them. Commands do not get that
+	// capability from it: one that root executes has no more than the bounding
+	// set. It fails where the agent does not have the capability either.
+	syscall.AllThreadsSyscall(syscall.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_PTRACE, 0)
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	a, err := agent.New(agent.Config{ReapOrphans: true})

@@ -16,12 +16,14 @@ import (
 	"net/http"
 	"runtime/debug"
 	"sync"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/agent/files"
+	"github.com/warrenhq/warren/internal/agent/freeze"
 	"github.com/warrenhq/warren/internal/agent/fsys"
 	"github.com/warrenhq/warren/internal/agent/identity"
 	"github.com/warrenhq/warren/internal/agent/proc"
@@ -54,6 +56,17 @@ type Config struct {
 	ReapOrphans bool
 	Host        identity.Host // zero is identity.System()
 	Users       *users.DB     // nil is users.System()
+	Freezer     Freezer       // nil is package freeze's
+}
+
+// Freezer stops all processes but the agent and lets them go on; see
+// freeze.Freezer.
+type Freezer interface {
+	Freeze(context.Context) error
+	Thaw()
+	Frozen() bool
+	SignalAll(syscall.Signal) error
+	Close()
 }
 
 // Agent is one agent. Use New.
@@ -65,11 +78,13 @@ type Agent struct {
 	fs       *fsys.Service
 	files    *files.Handler
 	tunnels  *tunnel.Handler
+	freezer  Freezer
+	conns    connections
 	cpu      cpuMeter
 	started  time.Time
 	server   *http.Server
 	trim     *time.Timer   // runs out when the agent is idle
-	initMu   chan struct{} // holds one token: inits are applied one after the other
+	initMu   chan struct{} // holds one token: inits, freezes and thaws are done one after the other
 	closing  sync.Once
 }
 
@@ -85,6 +100,9 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.Users == nil {
 		cfg.Users = users.System()
 	}
+	if cfg.Freezer == nil {
+		cfg.Freezer = &freeze.Freezer{}
+	}
 	s := session.New(cfg.Users)
 	a := &Agent{
 		host:     cfg.Host,
@@ -94,6 +112,7 @@ func New(cfg Config) (*Agent, error) {
 		fs:       fsys.NewService(s),
 		files:    &files.Handler{Session: s},
 		tunnels:  &tunnel.Handler{},
+		freezer:  cfg.Freezer,
 		started:  time.Now(),
 		initMu:   make(chan struct{}, 1),
 	}
@@ -109,6 +128,8 @@ func New(cfg Config) (*Agent, error) {
 		IdleTimeout:       10 * time.Minute, // above the clients', so that they close first
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          log.New(io.Discard, "", 0), // clients that break off are not news
+		ConnState:         a.conns.note,
+		ConnContext:       withConn,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 1000},
 	}
 	return a, nil
@@ -126,6 +147,10 @@ func (a *Agent) Serve(l net.Listener) error {
 // tell their end, and stops serving.
 func (a *Agent) Close(ctx context.Context) {
 	a.closing.Do(func() {
+		if a.freezer.Frozen() {
+			a.thaw()
+		}
+		a.freezer.Close()
 		a.commands.Close(ctx)
 		a.fs.Close()
 		a.tunnels.Close()
@@ -150,6 +175,9 @@ func (a *Agent) handler() http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("POST "+control.PathInit, a.handleInit)
+	mux.HandleFunc("POST "+control.PathFreeze, a.handleFreeze)
+	mux.HandleFunc("POST "+control.PathThaw, a.handleThaw)
+	mux.HandleFunc("POST "+control.PathRestore, a.handleRestored)
 	mux.HandleFunc("GET "+control.PathEnvs, a.handleEnvs)
 	mux.HandleFunc("GET "+control.PathMetrics, a.handleMetrics)
 	mux.HandleFunc("GET "+control.PathStats, a.handleStats)
@@ -182,6 +210,10 @@ func (a *Agent) authorize(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !open(r) && !a.session.Allowed(r.Header.Get(control.TokenHeader)) {
 			files.WriteStatus(w, http.StatusUnauthorized, "unauthorized access: give the sandbox's access token in the "+control.TokenHeader+" header")
+			return
+		}
+		if a.freezer.Frozen() && !whileFrozen(r.URL.Path) {
+			files.WriteStatus(w, http.StatusServiceUnavailable, reaper.ErrPaused.Error())
 			return
 		}
 		// An absent timeout, in a client's own words.

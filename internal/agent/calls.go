@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,46 +27,52 @@ const maxInit = 16 << 20
 // nothing.
 func parseInit(body io.Reader) (control.InitRequest, error) {
 	var r control.InitRequest
+	if err := parseBody(body, &r); err != nil {
+		return r, err
+	}
+	return r, checkInit(r)
+}
+
+// parseBody reads a JSON body into v; none at all changes nothing.
+func parseBody(body io.Reader, v any) error {
 	data, err := io.ReadAll(body)
 	if err != nil {
-		return r, err
+		return err
 	}
 	if len(bytes.TrimSpace(data)) == 0 {
-		return r, nil
+		return nil
 	}
-	if err := json.Unmarshal(data, &r); err != nil {
-		return r, fmt.Errorf("the body is not a valid init: %w", err)
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("the body is not valid: %w", err)
 	}
+	return nil
+}
+
+// checkInit tells what is wrong with a request.
+func checkInit(r control.InitRequest) error {
 	if err := session.CheckEnv(r.EnvVars); err != nil {
-		return r, err
+		return err
 	}
 	for name, v := range map[string]string{"accessToken": r.AccessToken, "defaultUser": r.DefaultUser, "defaultWorkdir": r.DefaultWorkdir, "sandboxID": r.SandboxID, "templateID": r.TemplateID} {
 		if strings.ContainsAny(v, "\x00\r\n") {
-			return r, fmt.Errorf("%s has a control character", name)
+			return fmt.Errorf("%s has a control character", name)
 		}
 	}
-	return r, identity.Check(r)
+	return identity.Check(r)
 }
 
 // handleInit serves POST /init. The first one needs no token, as there is none
 // yet; it is the daemon's, before anything of the sandbox's owner runs.
 func (a *Agent) handleInit(w http.ResponseWriter, r *http.Request) {
 	req, err := parseInit(http.MaxBytesReader(w, r.Body, maxInit))
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge):
-		files.WriteStatus(w, http.StatusRequestEntityTooLarge, err.Error())
-		return
-	case err != nil:
-		files.WriteStatus(w, http.StatusBadRequest, err.Error())
+	if err != nil {
+		refuse(w, err)
 		return
 	}
-	select {
-	case <-a.initMu:
-		defer func() { a.initMu <- struct{}{} }()
-	case <-r.Context().Done():
+	if !a.turn(r.Context()) {
 		return
 	}
+	defer a.endTurn()
 	// Under the turn: of two first inits at once, one is the second.
 	if !a.session.Allowed(r.Header.Get(control.TokenHeader)) {
 		files.WriteStatus(w, http.StatusUnauthorized, "this sandbox was initialized before: give its access token in the "+control.TokenHeader+" header")
@@ -73,11 +80,9 @@ func (a *Agent) handleInit(w http.ResponseWriter, r *http.Request) {
 	}
 	// At once, and not with the first command: a sandbox in which every command
 	// would fail is of no use to anybody.
-	if req.DefaultUser != "" {
-		if _, err := a.session.Users.Lookup(req.DefaultUser); err != nil {
-			files.WriteStatus(w, http.StatusBadRequest, fmt.Sprintf("there is no user %.64q in the sandbox: give one of its /etc/passwd, or UID[:GID]", req.DefaultUser))
-			return
-		}
+	if err := a.checkUser(req.DefaultUser); err != nil {
+		refuse(w, err)
+		return
 	}
 	fresh, late := a.session.Update(req)
 	if !late {
@@ -86,7 +91,41 @@ func (a *Agent) handleInit(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	if !a.host.HasGeneration() {
+		a.host.Generation() // a root filesystem that cannot be written to has none
+	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// refuse answers that a request is wrong.
+func refuse(w http.ResponseWriter, err error) {
+	status := http.StatusBadRequest
+	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+		status = http.StatusRequestEntityTooLarge
+	}
+	files.WriteStatus(w, status, err.Error())
+}
+
+// turn waits until no other init, freeze, thaw or restored is under way.
+func (a *Agent) turn(ctx context.Context) bool {
+	select {
+	case <-a.initMu:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (a *Agent) endTurn() { a.initMu <- struct{}{} }
+
+func (a *Agent) checkUser(name string) error {
+	if name == "" {
+		return nil
+	}
+	if _, err := a.session.Users.Lookup(name); err != nil {
+		return fmt.Errorf("there is no user %.64q in the sandbox: give one of its /etc/passwd, or UID[:GID]", name)
+	}
+	return nil
 }
 
 func (a *Agent) handleEnvs(w http.ResponseWriter, r *http.Request) {

@@ -30,7 +30,8 @@ type Client struct {
 	dial  Dialer
 	token string
 
-	transport  *http.Transport
+	transport  *http.Transport   // the connections
+	requests   http.RoundTripper // over them
 	http       *http.Client
 	process    processconnect.ProcessClient
 	filesystem filesystemconnect.FilesystemClient
@@ -52,10 +53,16 @@ func New(dial Dialer, token string) *Client {
 		WriteBufferSize:       64 << 10,
 		ReadBufferSize:        64 << 10,
 	}
-	c.http = &http.Client{Transport: withToken{c.transport, token}}
+	c.over(c.transport)
+	return c
+}
+
+// over makes c's requests go over rt.
+func (c *Client) over(rt http.RoundTripper) {
+	c.requests = rt
+	c.http = &http.Client{Transport: withToken{rt, c.token}}
 	c.process = processconnect.NewProcessClient(c.http, baseURL)
 	c.filesystem = filesystemconnect.NewFilesystemClient(c.http, baseURL)
-	return c
 }
 
 // Close drops the idle connections. Calls under way go on, and the client can
@@ -71,7 +78,7 @@ func (c *Client) Filesystem() filesystemconnect.FilesystemClient { return c.file
 
 // Transport sends any request to the agent, whatever its URL's host, as it is:
 // it adds no token. It is for reverse proxies, whose clients bring their own.
-func (c *Client) Transport() http.RoundTripper { return toAgent{c.transport} }
+func (c *Client) Transport() http.RoundTripper { return toAgent{c.requests} }
 
 // WaitReady polls GET /health until the agent answers, beginning 1 ms apart
 // and backing off to 20 ms. The error has CodeTimeout or CodeCanceled, and

@@ -95,36 +95,49 @@ func (m *Manager) Stats(ctx context.Context, tenant string, id sandbox.ID) (sand
 	return s, err
 }
 
-// Agent gives the client of a running sandbox's agent. It stays good until the
-// sandbox ends; nobody but the Manager closes it. CodeConflict: it does not
-// run; the message tells why.
+// Agent gives the client of a sandbox's agent, and wakes the sandbox if it is
+// hibernated. The client stays good until the sandbox ends or hibernates;
+// nobody but the Manager closes it. Each of its requests, for as long as its
+// answer streams, is a Use. CodeConflict: it does not run; the message tells
+// why.
 func (m *Manager) Agent(ctx context.Context, tenant string, id sandbox.ID) (*agentclient.Client, error) {
-	l, err := m.running(ctx, tenant, id)
+	l, err := m.of(ctx, tenant, id)
 	if err != nil {
 		return nil, err
 	}
+	release, err := m.use(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.agent == nil {
+	if l.outer == nil {
 		return nil, sandbox.Errorf(sandbox.CodeConflict, "sandbox %s is being ended", id)
 	}
-	return l.agent, nil
+	return l.outer, nil
 }
 
-// Dial connects to a port inside a running sandbox: on its address, or else
-// through the agent on its loopback. CodeUnavailable: nothing listens there.
+// Dial connects to a port inside a sandbox: on its address, or else through
+// the agent on its loopback. It wakes the sandbox if it is hibernated; who keeps
+// the connection holds a Use beside it. CodeUnavailable: nothing listens there.
 func (m *Manager) Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error) {
 	if port < 1 || port > 65535 {
 		return nil, invalid("port %d: give 1 to 65535", port)
 	}
-	l, err := m.running(ctx, tenant, id)
+	l, err := m.of(ctx, tenant, id)
 	if err != nil {
 		return nil, err
 	}
+	release, err := m.use(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	l.mu.Lock()
-	inst, agent := l.inst, l.agent
+	inst, agent, conns := l.inst, l.agent, l.conns
 	l.mu.Unlock()
-	conn, err := l.conns.dial(ctx, inst, port)
+	conn, err := conns.dial(ctx, inst, port)
 	if err == nil || port == sandbox.AgentPort || agent == nil || !errors.Is(err, &sandbox.Error{Code: sandbox.CodeUnavailable}) {
 		return conn, err
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/warrenhq/warren/internal/agentclient"
 	"github.com/warrenhq/warren/internal/fault"
-	"github.com/warrenhq/warren/internal/host"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/store"
 	"github.com/warrenhq/warren/internal/template"
@@ -25,6 +24,8 @@ var (
 	pointCreateInit     = fault.Register("manager.create.initialized")
 	pointCreateReady    = fault.Register("manager.create.ready")
 	pointCreateRunning  = fault.Register("manager.create.running")
+	pointRestoreStarted = fault.Register("manager.restore.started")
+	pointRestoreGoing   = fault.Register("manager.restore.going")
 )
 
 // baseTemplate is the template of a create that names none.
@@ -41,6 +42,7 @@ type plan struct {
 	config   template.Config
 	env      map[string]string // the template's and the request's
 	lifetime time.Duration
+	from     *store.Snapshot // nil: a template
 }
 
 // Create makes a sandbox and returns once it is ready for use: its agent
@@ -74,6 +76,17 @@ func (m *Manager) plan(ctx context.Context, tenant string, r CreateRequest) (pla
 	if err := r.validate(); err != nil {
 		return plan{}, err
 	}
+	if r.Snapshot != "" {
+		n, err := m.snapshotOf(ctx, tenant, r.Snapshot)
+		if err != nil {
+			return plan{}, err
+		}
+		p, err := m.planFrom(ctx, n, r)
+		if err == nil {
+			err = m.usable(ctx, n)
+		}
+		return p, err
+	}
 	rt, err := m.chooseRuntime(ctx, r.Runtime)
 	if err != nil {
 		return plan{}, err
@@ -88,50 +101,55 @@ func (m *Manager) plan(ctx context.Context, tenant string, r CreateRequest) (pla
 			return plan{}, err
 		}
 	}
-	res := r.Resources.Or(t.Resources).Or(sandbox.DefaultResources())
-	if err := res.Validate(host.CPUs()); err != nil {
+	r.Resources = r.Resources.Or(t.Resources).Or(sandbox.DefaultResources())
+	if err := m.checkResources(rt, r.Resources); err != nil {
 		return plan{}, err
 	}
-	caps := rt.Capabilities()
-	if res.MemoryMiB < caps.MinMemoryMiB {
-		return plan{}, invalid("memory is %d MiB: runtime %q needs at least %d", res.MemoryMiB, rt.Name(), caps.MinMemoryMiB)
-	}
-	if res.DiskMiB > 0 && !caps.DiskLimit {
-		return plan{}, sandbox.Errorf(sandbox.CodeUnsupported, "runtime %q cannot limit the disk: leave the limit out or choose another runtime", rt.Name())
-	}
-	env := maps.Clone(t.Config.Env)
-	if env == nil {
-		env = map[string]string{}
-	}
-	maps.Copy(env, r.Env)
-	if err := validateEnv(env); err != nil {
+	if err := m.checkTimeouts(rt, r); err != nil {
 		return plan{}, err
+	}
+	if r.User == "" {
+		r.User = t.Config.User
+	}
+	if r.Workdir == "" {
+		r.Workdir = t.Config.Workdir
+	}
+	p := plan{runtime: rt, config: t.Config, lifetime: r.Timeout}
+	err = m.fill(&p, tenant, r, t.ID, layers)
+	return p, err
+}
+
+// fill makes the record of p from r, in which nothing is open but names and
+// the network's mode.
+func (m *Manager) fill(p *plan, tenant string, r CreateRequest, templateID string, layers []string) error {
+	p.env = maps.Clone(p.config.Env)
+	if p.env == nil {
+		p.env = map[string]string{}
+	}
+	maps.Copy(p.env, r.Env)
+	if err := validateEnv(p.env); err != nil {
+		return err
 	}
 	id := sandbox.NewID()
-	p := plan{runtime: rt, config: t.Config, env: env, lifetime: r.Timeout}
 	p.rec = store.Record{
 		Sandbox: sandbox.Sandbox{
-			ID: id, Tenant: tenant, State: sandbox.Creating, Runtime: rt.Name(),
-			Template: r.Template, TemplateID: t.ID, Resources: res, Network: r.Network,
+			ID: id, Tenant: tenant, State: sandbox.Creating, Runtime: p.runtime.Name(),
+			Template: r.Template, TemplateID: templateID, Resources: r.Resources, Network: r.Network,
 			Env: r.Env, User: r.User, Workdir: r.Workdir, Metadata: r.Metadata, Hostname: r.Hostname,
 			Token: secret(), TrafficToken: secret(), PublicTraffic: r.PublicTraffic,
+			OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout,
 			Start: sandbox.StartCold, CreatedAt: m.now(),
 		},
 		Op: store.OpCreate, Internal: r.InlineLayers != nil, Layers: layers, BootID: m.bootID,
+		Lifetime: r.Timeout, EphemeralEnv: r.EphemeralEnv,
 	}
 	if p.rec.Network.Mode == "" {
 		p.rec.Network.Mode = sandbox.NetworkEgress
 	}
-	if p.rec.User == "" {
-		p.rec.User = t.Config.User
-	}
-	if p.rec.Workdir == "" {
-		p.rec.Workdir = t.Config.Workdir
-	}
 	if p.rec.Hostname == "" {
 		p.rec.Hostname = string(id)
 	}
-	return p, nil
+	return nil
 }
 
 // secret makes a token of 256 random bits.
@@ -144,14 +162,11 @@ func secret() string {
 // make admits p and carries it out.
 func (m *Manager) make(ctx context.Context, p plan) (*live, error) {
 	id := p.rec.ID
-	if used, total := m.cfg.Network.Capacity(); total > 0 && used >= total {
-		return nil, sandbox.Errorf(sandbox.CodeNoCapacity, "all %d network slots are in use: end sandboxes", total).With("resource", "slots")
+	var image int64
+	if p.restores() {
+		image = p.from.SizeBytes
 	}
-	f, err := m.facts()
-	if err != nil {
-		return nil, err
-	}
-	if err := m.ledger.admit(id, claimOf(p.rec.Resources, p.runtime.Capabilities()), f); err != nil {
+	if err := m.admit(id, p.rec.Resources, p.runtime, image); err != nil {
 		return nil, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
@@ -164,15 +179,14 @@ func (m *Manager) make(ctx context.Context, p plan) (*live, error) {
 		m.leave(l)
 		return nil, err
 	}
-	if p.rec.TemplateID != "" {
-		// Before the record: what is on record finds its layers.
-		if err := m.cfg.Templates.Hold(ctx, p.rec.TemplateID, string(id)); err != nil {
-			return gone(err)
-		}
+	// Before the record: what is on record finds its layers.
+	if err := m.holdSandbox(ctx, p.rec); err != nil {
+		m.unhold(string(id))
+		return gone(err)
 	}
 	rec, err := m.store.Insert(ctx, p.rec, m.stateEvents(p.rec, "", sandbox.Creating)...)
 	if err != nil {
-		m.dropHold(l)
+		m.unhold(string(id))
 		return gone(err)
 	}
 	l.mu.Lock()
@@ -203,30 +217,19 @@ func (m *Manager) build(ctx context.Context, l *live, p plan) error {
 		return err
 	}
 	pointCreateDir.Hit()
-	link, err := m.cfg.Network.Acquire(ctx, l.id, l.record().Network)
-	if err != nil {
-		return orCtx(ctx, "take a network slot", err)
+	if err := m.connect(ctx, l); err != nil {
+		return err
 	}
-	l.mu.Lock()
-	l.rec.Link = link // goes on record with the state: until then a sweep finds the slot by its absence
-	l.mu.Unlock()
 	pointCreateSlot.Hit()
-	inst, err := p.runtime.Create(ctx, m.spec(l.record()))
-	if err != nil {
-		return orCtx(ctx, "start the sandbox", err)
+	start := m.boot
+	if p.restores() {
+		start = m.restore
 	}
-	agent := l.setInstance(inst)
-	pointCreateStarted.Hit()
-	if err := m.initAgent(ctx, agent, l.record(), p); err != nil {
-		return orCtx(ctx, "give the sandbox its identity", err)
+	if err := start(ctx, l, p); err != nil {
+		return err
 	}
-	pointCreateInit.Hit()
-	if err := m.startCommand(ctx, l, agent, p.config); err != nil {
-		return orCtx(ctx, "run the template's start command", err)
-	}
-	pointCreateReady.Hit()
 	now := m.now()
-	err = m.update(ctx, l, func(r *store.Record) {
+	err := m.update(ctx, l, func(r *store.Record) {
 		r.State, r.Op, r.StartedAt = sandbox.Running, store.OpNone, now
 		if p.lifetime > 0 {
 			r.ExpiresAt = now.Add(p.lifetime)
@@ -239,11 +242,90 @@ func (m *Manager) build(ctx context.Context, l *live, p plan) error {
 	return nil
 }
 
+// admit claims what a sandbox needs. image is the size of the memory that it
+// is restored from.
+func (m *Manager) admit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
+	if used, total := m.cfg.Network.Capacity(); total > 0 && used >= total {
+		return sandbox.Errorf(sandbox.CodeNoCapacity, "all %d network slots are in use: end sandboxes", total).With("resource", "slots")
+	}
+	f, err := m.facts()
+	if err != nil {
+		return err
+	}
+	c := claimOf(r, rt.Capabilities())
+	c.memoryNow += image
+	return m.ledger.admit(id, c, f)
+}
+
+// restores tells whether p goes on from memory, and does not boot.
+func (p plan) restores() bool { return p.from != nil && p.from.Kind == sandbox.SnapshotFull }
+
+// connect takes a network slot for l.
+func (m *Manager) connect(ctx context.Context, l *live) error {
+	link, err := m.cfg.Network.Acquire(ctx, l.id, l.record().Network)
+	if err != nil {
+		return orCtx(ctx, "take a network slot", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rec.Link = link // goes on record with the state: until then a sweep finds the slot by its absence
+	return nil
+}
+
+// boot starts l from its layers.
+func (m *Manager) boot(ctx context.Context, l *live, p plan) error {
+	inst, err := p.runtime.Create(ctx, m.spec(l.record()))
+	if err != nil {
+		return orCtx(ctx, "start the sandbox", err)
+	}
+	agent := l.setInstance(m, inst)
+	pointCreateStarted.Hit()
+	if err := m.initAgent(ctx, agent, l.record(), p); err != nil {
+		return orCtx(ctx, "give the sandbox its identity", err)
+	}
+	pointCreateInit.Hit()
+	if err := m.startCommand(ctx, l, agent, p.config); err != nil {
+		return orCtx(ctx, "run the template's start command", err)
+	}
+	pointCreateReady.Hit()
+	return nil
+}
+
+// restore starts l from a capture's memory.
+func (m *Manager) restore(ctx context.Context, l *live, p plan) error {
+	rt, ok := p.runtime.(sandbox.Restorer)
+	if !ok {
+		return cannot(p.runtime.Name(), "restore memory", "start from a snapshot of kind disk")
+	}
+	inst, err := rt.Restore(ctx, m.snaps.Path(p.from.ID), m.spec(l.record()))
+	if err != nil {
+		return orCtx(ctx, "restore the sandbox", err)
+	}
+	agent := l.setInstance(m, inst)
+	pointRestoreStarted.Hit()
+	req := agentclient.RestoredRequest{InitRequest: m.identity(l.record(), p.env), DropEnv: p.from.EphemeralEnv}
+	if err := m.tellRestored(ctx, l, p.from.Token, req); err != nil {
+		return err
+	}
+	pointRestoreGoing.Hit()
+	m.tasks.run(func() {
+		ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)
+		defer cancel()
+		m.refollowStart(ctx, l, agent)
+	})
+	return nil
+}
+
 func (m *Manager) initAgent(ctx context.Context, agent *agentclient.Client, rec store.Record, p plan) error {
 	ctx, cancel := context.WithTimeout(ctx, initTimeout)
 	defer cancel()
+	return agent.Init(ctx, m.identity(rec, p.env))
+}
+
+// identity is what the agent of rec is told of it.
+func (m *Manager) identity(rec store.Record, env map[string]string) agentclient.InitRequest {
 	req := agentclient.InitRequest{
-		EnvVars: p.env, AccessToken: rec.Token, Timestamp: m.clock.Now(),
+		EnvVars: env, AccessToken: rec.Token, Timestamp: m.clock.Now(),
 		DefaultUser: rec.User, DefaultWorkdir: rec.Workdir,
 		SandboxID: string(rec.ID), TemplateID: rec.TemplateID, Hostname: rec.Hostname,
 	}
@@ -253,7 +335,7 @@ func (m *Manager) initAgent(ctx context.Context, agent *agentclient.Client, rec 
 	if rec.Link.DNS.IsValid() {
 		req.Nameservers = append(req.Nameservers, rec.Link.DNS)
 	}
-	return agent.Init(ctx, req)
+	return req
 }
 
 // publish lets others use l, unless its end was asked for meanwhile.
@@ -265,6 +347,8 @@ func (m *Manager) publish(l *live) error {
 	}
 	l.abort = nil
 	rec, inst := l.rec, l.inst
+	l.lastUse = m.now()
+	m.armIdle(l)
 	l.mu.Unlock()
 	m.watch(l, inst)
 	m.ttl.set(l.id, rec.ExpiresAt)

@@ -58,6 +58,9 @@ func (m *Manager) requestEndIf(l *live, e *ending, cond func(store.Record) bool)
 		l.abort(errKilled) // whoever makes it undoes it
 		return e
 	}
+	if l.interrupt != nil {
+		l.interrupt(errKilled)
+	}
 	m.tasks.run(func() { m.finish(m.working, l) })
 	return e
 }
@@ -133,7 +136,10 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 	}
 	defer l.give()
 	l.mu.Lock()
-	e, inst, rec := l.ending, l.inst, l.rec
+	e, inst, rec, conns := l.ending, l.inst, l.rec, l.conns
+	if inst == nil {
+		inst = l.corpse
+	}
 	l.mu.Unlock()
 	l.cease()
 	if rec.Op != store.OpEnd {
@@ -150,7 +156,7 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 	if err := m.endInstance(ctx, rec, inst); err != nil {
 		return err
 	}
-	l.conns.hangUp()
+	conns.hangUp()
 	pointEndInstance.Hit()
 	if tail := console.Tail(m.dir(l.id), consoleTail); len(tail) > 0 && !rec.Internal {
 		if err := m.store.SetConsole(ctx, l.id, tail); err != nil {
@@ -178,12 +184,13 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 		r.Op, r.EndReason, r.EndDetail = store.OpNone, "", ""
 		r.Env, r.Token, r.TrafficToken, r.Layers = nil, "", "", nil // secrets have no use any more
 		r.Link = sandbox.Link{}
+		r.Capture, r.SuspendedAt, r.HibernatedAt = "", time.Time{}, time.Time{}
 	}, event...)
 	if err != nil {
 		return err
 	}
 	pointEndDone.Hit()
-	m.dropHold(l)
+	m.unhold(string(l.id))
 	m.leave(l)
 	return nil
 }
@@ -198,12 +205,6 @@ func (m *Manager) endInstance(ctx context.Context, rec store.Record, inst sandbo
 		return sandbox.Errorf(sandbox.CodeUnsupported, "runtime %q is not in this build: run the Warren that made sandbox %s to end it", rec.Runtime, rec.ID)
 	}
 	return rt.Clean(ctx, rec.ID)
-}
-
-func (m *Manager) dropHold(l *live) {
-	if err := m.cfg.Templates.Drop(context.WithoutCancel(m.working), string(l.id)); err != nil {
-		m.log.Warn("give a template's layers back", "sandbox", l.id, "error", err)
-	}
 }
 
 // dir is the sandbox's own directory.

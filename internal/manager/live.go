@@ -19,15 +19,23 @@ type live struct {
 	cease context.CancelFunc
 	turn  chan struct{} // holds one token; who has it may change the sandbox. A channel, since waiting ends with a context
 	ended chan struct{} // closed when the end is recorded
-	conns conns         // into it
-	uses  uses          // of it
 
 	mu     sync.Mutex // of what follows; never held over I/O
 	rec    store.Record
 	inst   sandbox.Instance        // nil until it runs
 	agent  *agentclient.Client     // nil until it runs
+	outer  *agentclient.Client     // the same for others, who thereby use it
+	conns  *conns                  // into inst
+	corpse sandbox.Instance        // what did run and is to be removed
 	abort  context.CancelCauseFunc // of the create under way
 	ending *ending                 // set once: the first end that was asked for
+
+	unwatch   context.CancelFunc      // of inst's watchers
+	interrupt context.CancelCauseFunc // of the wake under way
+	paused    chan struct{}           // closed when a capture under way lets it go on; nil without one
+	waking    *waking                 // the wake under way
+	uses      int                     // see Use
+	lastUse   time.Time               // when uses fell to 0
 }
 
 // ending is one end of a sandbox, asked for and not yet recorded.
@@ -41,7 +49,7 @@ type ending struct {
 }
 
 func (m *Manager) newLive(rec store.Record) *live {
-	l := &live{id: rec.ID, rec: rec, turn: make(chan struct{}, 1), ended: make(chan struct{})}
+	l := &live{id: rec.ID, rec: rec, turn: make(chan struct{}, 1), ended: make(chan struct{}), conns: &conns{}}
 	l.ctx, l.cease = context.WithCancel(m.watching)
 	l.turn <- struct{}{}
 	return l
@@ -87,19 +95,31 @@ func (m *Manager) update(ctx context.Context, l *live, change func(r *store.Reco
 }
 
 // setInstance makes l's instance known and, with it, its agent.
-func (l *live) setInstance(inst sandbox.Instance) *agentclient.Client {
+func (l *live) setInstance(m *Manager, inst sandbox.Instance) *agentclient.Client {
+	l.mu.Lock()
+	l.inst, l.conns = inst, &conns{}
+	l.mu.Unlock()
+	agent := agentclient.New(l.dialer(), l.record().Token)
+	outer := agent.Using(func(ctx context.Context) (func(), error) { return m.use(ctx, l) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.inst = inst
-	l.agent = agentclient.New(func(ctx context.Context, port int) (net.Conn, error) { return l.conns.dial(ctx, inst, port) }, l.rec.Token)
-	return l.agent
+	l.agent, l.outer = agent, outer
+	return agent
+}
+
+// dialer opens connections into l's instance as it is now.
+func (l *live) dialer() agentclient.Dialer {
+	l.mu.Lock()
+	inst, conns := l.inst, l.conns
+	l.mu.Unlock()
+	return func(ctx context.Context, port int) (net.Conn, error) { return conns.dial(ctx, inst, port) }
 }
 
 // dropAgent closes the connections to the agent.
 func (l *live) dropAgent() {
 	l.mu.Lock()
 	agent := l.agent
-	l.agent = nil
+	l.agent, l.outer = nil, nil
 	l.mu.Unlock()
 	if agent != nil {
 		agent.Close()
@@ -126,6 +146,7 @@ func (m *Manager) leave(l *live) {
 	l.cease()
 	m.ledger.release(l.id)
 	m.ttl.set(l.id, time.Time{})
+	m.idle.set(l.id, time.Time{})
 	m.mu.Lock()
 	delete(m.live, l.id)
 	m.mu.Unlock()
@@ -180,6 +201,10 @@ func (m *Manager) running(ctx context.Context, tenant string, id sandbox.ID) (*l
 func (l *live) mustRun() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.mustRunLocked()
+}
+
+func (l *live) mustRunLocked() error {
 	switch {
 	case l.ending != nil:
 		return sandbox.Errorf(sandbox.CodeConflict, "sandbox %s is being ended (%s)", l.id, l.ending.reason).

@@ -21,6 +21,7 @@ import (
 
 	"github.com/warrenhq/warren/internal/host"
 	"github.com/warrenhq/warren/internal/sandbox"
+	"github.com/warrenhq/warren/internal/snapshot"
 	"github.com/warrenhq/warren/internal/store"
 	"github.com/warrenhq/warren/internal/template"
 )
@@ -58,7 +59,7 @@ type Builder interface {
 
 // Config is what a Manager works with. Fields without a default are needed.
 type Config struct {
-	StateDir string // absolute; sandboxes live in StateDir/sandboxes
+	StateDir string // absolute; sandboxes live in StateDir/sandboxes, captures in StateDir/snapshots
 	Store    store.Store
 	// Runtimes in the order in which they are told to people.
 	Runtimes []sandbox.Runtime
@@ -98,6 +99,8 @@ type Manager struct {
 	ledger   *ledger
 	creates  *semaphore.Weighted // creates at work
 	ttl      *deadlines
+	idle     *deadlines
+	snaps    *snapshot.Library
 	bell     bell // rings when events were recorded
 	bootID   string
 
@@ -168,7 +171,7 @@ func New(cfg Config) (*Manager, error) {
 	m.cfg.Budget = cfg.Budget.withDefaults(memory.Total, host.CPUs())
 	m.ledger = newLedger(m.cfg.Budget, memory.Total, processes.Max)
 	m.creates = semaphore.NewWeighted(int64(m.cfg.Budget.Creates))
-	m.ttl = newDeadlines(m.clock)
+	m.ttl, m.idle = newDeadlines(m.clock), newDeadlines(m.clock)
 	m.watching, m.unwatch = context.WithCancel(context.Background())
 	m.working, m.stopWork = context.WithCancel(context.Background())
 	return m, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/warrenhq/warren/internal/fault"
 	"github.com/warrenhq/warren/internal/sandbox"
+	"github.com/warrenhq/warren/internal/snapshot"
 	"github.com/warrenhq/warren/internal/store"
 )
 
@@ -45,19 +46,30 @@ func (m *Manager) Start(ctx context.Context) error {
 			return diskError("make "+dir, err)
 		}
 	}
+	var err error
+	if m.snaps, err = snapshot.Open(filepath.Join(m.cfg.StateDir, "snapshots")); err != nil {
+		return err
+	}
+	snaps, _, err := m.store.ListSnapshots(ctx, store.SnapshotFilter{Hidden: true})
+	if err != nil {
+		return err
+	}
+	for _, n := range snaps {
+		if err := m.holdSnapshot(ctx, n); err != nil {
+			m.log.WarnContext(ctx, "hold what a snapshot stands on", "snapshot", n.ID, "error", err)
+		}
+	}
 	recs, err := m.store.Unfinished(ctx)
 	if err != nil {
 		return err
 	}
 	for _, rec := range recs {
 		l := m.newLive(rec)
-		if rt := m.runtimes[rec.Runtime]; rt != nil {
+		if rt := m.runtimes[rec.Runtime]; rt != nil && rec.State != sandbox.Hibernated {
 			m.ledger.force(rec.ID, claimOf(rec.Resources, rt.Capabilities()))
 		}
-		if rec.TemplateID != "" {
-			if err := m.cfg.Templates.Hold(ctx, rec.TemplateID, string(rec.ID)); err != nil {
-				m.log.WarnContext(ctx, "hold an adopted sandbox's template", "sandbox", rec.ID, "template", rec.TemplateID, "error", err)
-			}
+		if err := m.holdSandbox(ctx, rec); err != nil {
+			m.log.WarnContext(ctx, "hold what an adopted sandbox stands on", "sandbox", rec.ID, "error", err)
 		}
 		m.enter(l)
 	}
@@ -65,6 +77,9 @@ func (m *Manager) Start(ctx context.Context) error {
 	// Every holder is known now: what none holds can go.
 	if err := m.cfg.Templates.Collect(ctx); err != nil {
 		m.log.WarnContext(ctx, "remove what no template needs", "error", err)
+	}
+	if err := m.sweepSnapshots(ctx, snaps); err != nil {
+		m.log.WarnContext(ctx, "remove captures that nothing needs", "error", err)
 	}
 	var group errgroup.Group
 	group.SetLimit(adoptions)
@@ -90,9 +105,25 @@ func (m *Manager) Start(ctx context.Context) error {
 	}
 	pointStartDirs.Hit()
 	m.tasks.run(func() { m.ttl.run(m.watching, m.expire) })
+	m.tasks.run(func() { m.idle.run(m.watching, m.idled) })
 	m.tasks.run(func() { m.upkeep(m.watching) })
 	m.serving.Store(true)
 	return nil
+}
+
+// sweepSnapshots removes captures that are not on record, and hidden ones that
+// nobody holds.
+func (m *Manager) sweepSnapshots(ctx context.Context, recorded []store.Snapshot) error {
+	known := map[string]bool{}
+	var hidden []string
+	for _, n := range recorded {
+		known[n.ID] = true
+		if n.Hidden && len(m.snaps.Users(n.ID)) == 0 {
+			hidden = append(hidden, n.ID)
+		}
+	}
+	m.discard(ctx, hidden)
+	return m.snaps.Sweep(func(id string) bool { return known[id] })
 }
 
 // takeOver adopts l or ends it with the reason why it cannot go on. The error
@@ -105,8 +136,12 @@ func (m *Manager) takeOver(ctx context.Context, l *live) error {
 	if reason == "" {
 		l.mu.Lock()
 		inst, expires := l.inst, l.rec.ExpiresAt
+		l.lastUse = m.now()
+		m.armIdle(l)
 		l.mu.Unlock()
-		m.watch(l, inst)
+		if inst != nil {
+			m.watch(l, inst)
+		}
 		m.ttl.set(l.id, expires)
 		m.log.InfoContext(ctx, "adopted a sandbox", "sandbox", l.id)
 		return nil
@@ -127,15 +162,15 @@ func (m *Manager) adopt(ctx context.Context, l *live) (sandbox.Reason, string) {
 	switch {
 	case rec.Op == store.OpEnd:
 		return rec.EndReason, rec.EndDetail
+	case rec.State == sandbox.Hibernated:
+		return m.adoptHibernated(ctx, l)
 	case rec.BootID != m.bootID:
 		return sandbox.ReasonHostRestarted, "the host was restarted while it ran"
 	case rec.State == sandbox.Creating:
 		return sandbox.ReasonInterrupted, "the daemon ended while it was being made"
 	case rec.Internal:
 		return sandbox.ReasonInterrupted, "the daemon ended during the build that it was a step of"
-	case rec.State != sandbox.Running:
-		return sandbox.ReasonRuntimeCrashed, "it was " + string(rec.State) + ", which this build does not know how to take over"
-	case !rec.ExpiresAt.IsZero() && !rec.ExpiresAt.After(m.now()):
+	case expired(rec, m.now()) && rec.OnTimeout != sandbox.OnTimeoutHibernate:
 		return sandbox.ReasonTimeout, timeoutDetail + " while no daemon ran"
 	}
 	rt := m.runtimes[rec.Runtime]
@@ -146,10 +181,18 @@ func (m *Manager) adopt(ctx context.Context, l *live) (sandbox.Reason, string) {
 	if err != nil {
 		return m.whyGone(err)
 	}
-	agent := l.setInstance(inst)
+	agent := l.setInstance(m, inst)
 	if err := m.cfg.Network.Adopt(ctx, rec.Link, l.id, rec.Network); err != nil {
 		// It must not run on with rules that nobody vouches for.
 		return sandbox.ReasonPolicy, "its network could not be taken over: " + oneLine(err)
+	}
+	if rec.State == sandbox.Suspended || rec.Op == store.OpSuspend {
+		if why := m.adoptSuspended(ctx, l); why != nil {
+			return sandbox.ReasonRuntimeCrashed, "it was suspended and could not be taken over: " + oneLine(why)
+		}
+		if l.record().State == sandbox.Suspended {
+			return "", ""
+		}
 	}
 	answer, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -162,8 +205,52 @@ func (m *Manager) adopt(ctx context.Context, l *live) (sandbox.Reason, string) {
 		}
 		return sandbox.ReasonRuntimeCrashed, "its agent does not answer: " + oneLine(err)
 	}
+	// The last daemon may have ended in the middle of a capture.
+	m.thaw(ctx, l)
 	m.refollowStart(answer, l, agent)
 	return "", ""
+}
+
+func expired(rec store.Record, now time.Time) bool {
+	return !rec.ExpiresAt.IsZero() && !rec.ExpiresAt.After(now)
+}
+
+// adoptHibernated removes what runs of a sandbox that is hibernated: of a
+// hibernation that was not finished, or of a wake. It needs nothing of the boot
+// in which it was made.
+func (m *Manager) adoptHibernated(ctx context.Context, l *live) (sandbox.Reason, string) {
+	rec := l.record()
+	if expired(rec, m.now()) {
+		return sandbox.ReasonTimeout, timeoutDetail + " while no daemon ran"
+	}
+	if m.runtimes[rec.Runtime] == nil {
+		return "", "" // its capture waits for a build that has it
+	}
+	if err := m.evict(ctx, l); err != nil {
+		m.log.ErrorContext(ctx, "remove what runs of a hibernated sandbox; it is tried again before it wakes", "sandbox", l.id, "error", err)
+	}
+	return "", ""
+}
+
+// adoptSuspended makes a sandbox that was suspended, or was about to be or to
+// go on, what its record says with its intent undone or finished.
+func (m *Manager) adoptSuspended(ctx context.Context, l *live) error {
+	rec := l.record()
+	s, ok := l.instance().(sandbox.Suspender)
+	if !ok {
+		return cannot(rec.Runtime, "suspend sandboxes", "run the Warren that suspended it")
+	}
+	switch {
+	case rec.Op == store.OpSuspend:
+		if err := s.Unsuspend(ctx); err != nil {
+			return err
+		}
+		m.thaw(ctx, l)
+		return m.update(ctx, l, func(r *store.Record) { r.Op = store.OpNone })
+	case rec.Op == store.OpUnsuspend:
+		return m.unsuspend(ctx, l)
+	}
+	return s.Suspend(ctx)
 }
 
 func (m *Manager) adoptInstance(ctx context.Context, rt sandbox.Runtime, rec store.Record) (sandbox.Instance, error) {

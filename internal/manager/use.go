@@ -6,51 +6,147 @@ import (
 	"time"
 
 	"github.com/warrenhq/warren/internal/sandbox"
+	"github.com/warrenhq/warren/internal/store"
 )
 
-// uses counts the requests and streams that are at work with a sandbox. One
-// with none for its idle timeout is idle.
-type uses struct {
-	mu   sync.Mutex
-	n    int
-	last time.Time // when n last fell to 0; zero before
-}
-
-// idleSince gives since when nothing uses it, the zero time where nothing ever
-// did; ok is false while something does.
-func (u *uses) idleSince() (since time.Time, ok bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.last, u.n == 0
-}
-
-func (u *uses) add() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.n++
-}
-
-func (u *uses) done(now time.Time) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.n--; u.n == 0 {
-		u.last = now
-	}
-}
-
-// Use keeps a running sandbox from being taken for idle until release is
-// called, once or more often. Every request into a sandbox, and every stream as
-// long as it is open, is to have its own.
+// Use says that a tenant's sandbox is in use until release is called, and
+// wakes it if it is hibernated. While it is in use its idle time does not run.
+// Who holds a stream into it, or proxies a request, holds a Use meanwhile;
+// requests of Agent's client do so by themselves.
+//
+// CodeConflict: it does not run; the message tells why.
 func (m *Manager) Use(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error) {
 	l, err := m.of(ctx, tenant, id)
 	if err != nil {
 		return nil, err
 	}
-	l.uses.add() // before the look at its state: it is not idle from here on
-	release = sync.OnceFunc(func() { l.uses.done(m.now()) })
-	if _, err := m.running(ctx, tenant, id); err != nil {
-		release()
-		return nil, err
+	return m.use(ctx, l)
+}
+
+// use waits until l runs, waking it where that is needed, and counts a user.
+func (m *Manager) use(ctx context.Context, l *live) (release func(), err error) {
+	for {
+		l.mu.Lock()
+		wait, err := l.whyWait()
+		if wait == nil && err == nil {
+			l.uses++
+			if l.uses == 1 {
+				m.idle.set(l.id, time.Time{})
+			}
+			l.mu.Unlock()
+			return sync.OnceFunc(func() { m.unuse(l) }), nil
+		}
+		asleep := err == nil && l.paused == nil && l.rec.State == sandbox.Hibernated
+		l.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		if asleep {
+			if err := m.wakeUp(ctx, l); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, ctxError(ctx, "wait for the capture of sandbox "+string(l.id))
+		}
 	}
-	return release, nil
+}
+
+// whyWait tells why l cannot be used now: a channel that closes when to look
+// again, or an error where waiting is of no use. Neither: it can. l.mu is held.
+func (l *live) whyWait() (<-chan struct{}, error) {
+	switch {
+	case l.ending != nil:
+		return nil, l.mustRunLocked()
+	case l.paused != nil:
+		return l.paused, nil
+	case l.rec.State == sandbox.Hibernated:
+		return closed, nil
+	}
+	return nil, l.mustRunLocked()
+}
+
+var closed = func() chan struct{} {
+	ch := make(chan struct{})
+	close(ch)
+	return ch
+}()
+
+func (m *Manager) unuse(l *live) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.uses--
+	if l.uses == 0 {
+		l.lastUse = m.now()
+		m.armIdle(l)
+	}
+}
+
+// armIdle sets the moment at which l has been idle for too long. l.mu is held.
+func (m *Manager) armIdle(l *live) {
+	var at time.Time
+	if l.rec.IdleTimeout > 0 && l.uses == 0 && l.ending == nil && l.rec.State == sandbox.Running {
+		at = l.lastUse.Add(l.rec.IdleTimeout)
+	}
+	m.idle.set(l.id, at)
+}
+
+// idled hibernates a sandbox that nobody used for its idle time. It does not
+// block.
+func (m *Manager) idled(id sandbox.ID) {
+	l := m.find(id)
+	if l == nil {
+		return
+	}
+	m.tasks.run(func() {
+		ctx, cancel := context.WithCancel(m.working)
+		defer cancel()
+		if m.busy(ctx, l) {
+			l.mu.Lock()
+			l.lastUse = m.now()
+			m.armIdle(l)
+			l.mu.Unlock()
+			return
+		}
+		err := m.hibernate(ctx, l, func(r store.Record) bool {
+			return r.State == sandbox.Running && l.uses == 0 && !m.now().Before(l.lastUse.Add(r.IdleTimeout))
+		})
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		m.log.WarnContext(ctx, "hibernate an idle sandbox; it is tried again", "sandbox", id, "error", err)
+		l.mu.Lock()
+		l.lastUse = m.now()
+		m.armIdle(l)
+		l.mu.Unlock()
+	})
+}
+
+// busyTimeout bounds the question for what runs in an idle sandbox.
+const busyTimeout = 10 * time.Second
+
+// busy tells whether a command of a client's runs in l, attached or not. The
+// template's start command is none.
+func (m *Manager) busy(ctx context.Context, l *live) bool {
+	l.mu.Lock()
+	agent := l.agent
+	l.mu.Unlock()
+	if agent == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, busyTimeout)
+	defer cancel()
+	all, err := agent.Processes(ctx)
+	if err != nil {
+		return false // what does not answer is not kept awake for that
+	}
+	for _, p := range all {
+		if p.GetTag() != startTag {
+			return true
+		}
+	}
+	return false
 }

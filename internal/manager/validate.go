@@ -62,6 +62,22 @@ func (r CreateRequest) validate() error {
 	if err := validateTimeout(r.Timeout); err != nil {
 		return err
 	}
+	switch r.OnTimeout {
+	case "", sandbox.OnTimeoutKill, sandbox.OnTimeoutHibernate:
+	default:
+		return invalid("%q cannot be done at the timeout: give %q or %q", short(string(r.OnTimeout)), sandbox.OnTimeoutKill, sandbox.OnTimeoutHibernate)
+	}
+	if r.IdleTimeout != 0 && (r.IdleTimeout < minIdle || r.IdleTimeout > maxTimeout) {
+		return invalid("the idle timeout is %v: give 0 (never), or %v to %v", r.IdleTimeout, minIdle, maxTimeout)
+	}
+	if r.Snapshot != "" && (r.Template != "" || r.InlineLayers != nil) {
+		return invalid("both a snapshot and a template are given: a sandbox starts from one of them")
+	}
+	for _, k := range r.EphemeralEnv {
+		if _, ok := r.Env[k]; !ok {
+			return invalid("the ephemeral variable %q is not among the environment: give its value there", short(k))
+		}
+	}
 	if err := validateEnv(r.Env); err != nil {
 		return err
 	}

@@ -10,25 +10,30 @@ import (
 
 // watch looks after a running sandbox until it ends or Close begins.
 func (m *Manager) watch(l *live, inst sandbox.Instance) {
+	ctx, cancel := context.WithCancel(l.ctx)
+	l.mu.Lock()
+	l.unwatch = cancel
+	l.mu.Unlock()
 	m.tasks.run(func() {
 		for {
-			exit, err := inst.Wait(l.ctx)
+			exit, err := inst.Wait(ctx)
 			if err == nil {
 				e := &ending{reason: exit.Reason, detail: exit.Detail, at: exit.At.Round(0).UTC(), tried: make(chan struct{})}
 				if exit.At.IsZero() {
 					e.at = m.now()
 				}
-				if l.ctx.Err() == nil {
-					m.requestEndIf(l, e, func(store.Record) bool { return true })
+				if ctx.Err() == nil {
+					// A hibernated one's instance ends because it was captured.
+					m.requestEndIf(l, e, func(r store.Record) bool { return l.inst == inst && r.State.Live() })
 				}
 				return
 			}
-			if l.ctx.Err() != nil {
+			if ctx.Err() != nil {
 				return
 			}
-			m.log.ErrorContext(l.ctx, "watch a sandbox", "sandbox", l.id, "error", err)
+			m.log.ErrorContext(ctx, "watch a sandbox", "sandbox", l.id, "error", err)
 			select {
-			case <-l.ctx.Done():
+			case <-ctx.Done():
 				return
 			case <-time.After(time.Second):
 			}
@@ -36,16 +41,15 @@ func (m *Manager) watch(l *live, inst sandbox.Instance) {
 	})
 	if w, ok := inst.(sandbox.OOMWatcher); ok {
 		m.tasks.run(func() {
-			if err := w.WatchOOM(l.ctx, func(total int64) { m.noteOOM(l, total) }); err != nil && l.ctx.Err() == nil {
-				m.log.WarnContext(l.ctx, "watch a sandbox's memory", "sandbox", l.id, "error", err)
+			if err := w.WatchOOM(ctx, func(total int64) { m.noteOOM(ctx, l, total) }); err != nil && ctx.Err() == nil {
+				m.log.WarnContext(ctx, "watch a sandbox's memory", "sandbox", l.id, "error", err)
 			}
 		})
 	}
 }
 
 // noteOOM records that the kernel ended a command in l, total in all so far.
-func (m *Manager) noteOOM(l *live, total int64) {
-	ctx := l.ctx
+func (m *Manager) noteOOM(ctx context.Context, l *live, total int64) {
 	if l.take(ctx) != nil {
 		return
 	}
@@ -63,39 +67,57 @@ func (m *Manager) noteOOM(l *live, total int64) {
 	}
 }
 
-// expire ends a sandbox whose time to live ran out, unless that was moved
-// meanwhile. It does not block.
+// expire ends or hibernates a sandbox whose time to live ran out, unless that
+// was moved meanwhile. It does not block.
 func (m *Manager) expire(id sandbox.ID) {
 	l := m.find(id)
 	if l == nil {
 		return
 	}
 	now := m.now()
+	over := func(r store.Record) bool { return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(now) }
+	if rec := l.record(); rec.OnTimeout == sandbox.OnTimeoutHibernate && rec.State != sandbox.Creating {
+		m.tasks.run(func() { m.hibernateAtTimeout(l, over) })
+		return
+	}
 	e := &ending{reason: sandbox.ReasonTimeout, detail: timeoutDetail, at: now, tried: make(chan struct{})}
-	m.requestEndIf(l, e, func(r store.Record) bool { return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(now) })
+	m.requestEndIf(l, e, over)
+}
+
+// hibernateRetry is how long after a hibernation at the timeout that failed it
+// is tried again.
+const hibernateRetry = 10 * time.Second
+
+func (m *Manager) hibernateAtTimeout(l *live, over func(store.Record) bool) {
+	err := m.hibernate(m.working, l, over)
+	if err == nil || m.working.Err() != nil || l.notEnding() != nil {
+		return
+	}
+	m.log.WarnContext(m.working, "hibernate a sandbox at its timeout; it is tried again", "sandbox", l.id, "error", err)
+	m.ttl.set(l.id, m.now().Add(hibernateRetry))
 }
 
 const timeoutDetail = "its time to live ran out"
 
-// SetTimeout moves the end of a running sandbox's time to live to d from now;
-// 0 takes it away. CodeConflict: it does not run.
+// SetTimeout moves the end of a sandbox's time to live to d from now; 0 takes it
+// away. It wakes no hibernated one: where that is to hibernate again at its
+// timeout, d counts from when it wakes. CodeConflict: it has ended, or is being
+// made.
 func (m *Manager) SetTimeout(ctx context.Context, tenant string, id sandbox.ID, d time.Duration) (sandbox.Sandbox, error) {
 	if err := validateTimeout(d); err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	l, err := m.running(ctx, tenant, id)
+	l, done, err := m.change(ctx, tenant, id)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	if err := l.take(ctx); err != nil {
-		return sandbox.Sandbox{}, err
-	}
-	defer l.give()
-	if err := l.mustRun(); err != nil {
-		return sandbox.Sandbox{}, err
+	defer done()
+	rec := l.record()
+	if rec.State == sandbox.Creating {
+		return sandbox.Sandbox{}, l.mustRun()
 	}
 	var at time.Time
-	if d > 0 {
+	if d > 0 && (rec.State != sandbox.Hibernated || rec.OnTimeout != sandbox.OnTimeoutHibernate) {
 		at = m.now().Add(d)
 	}
 	// In memory first: a deadline that passes while the new one is recorded
@@ -104,7 +126,7 @@ func (m *Manager) SetTimeout(ctx context.Context, tenant string, id sandbox.ID, 
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	if err := m.update(ctx, l, func(*store.Record) {}); err != nil {
+	if err := m.update(ctx, l, func(r *store.Record) { r.Lifetime = d }); err != nil {
 		if _, again := l.setExpiry(before); again == nil {
 			m.ttl.set(id, before)
 		}

@@ -97,3 +97,22 @@ type Restorer interface {
 	// capture made under another must not be given to Restore.
 	CaptureVersion() string
 }
+
+// Preparer is a Restorer that can do the part of Restore that needs no capture
+// before there is one: while the source is being captured.
+type Preparer interface {
+	// Prepare makes all of a sandbox but what runs in it. Restore's words about
+	// spec hold. The caller ends what it returns by Restore or Discard; Clean
+	// removes one, too, and Adopt finds none. On error nothing is left on the
+	// host, except the sandbox's Dir.
+	Prepare(ctx context.Context, spec Spec) (Prepared, error)
+}
+
+// Prepared is a sandbox that waits for a capture.
+type Prepared interface {
+	// Restore is Restorer.Restore for the sandbox. The Prepared is used up by
+	// it, whatever it returns.
+	Restore(ctx context.Context, dir string) (Instance, error)
+	// Discard removes it from the host, except its Dir.
+	Discard(ctx context.Context) error
+}

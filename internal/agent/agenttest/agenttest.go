@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,10 +35,36 @@ type Agent struct {
 	URL   string // http://host:port
 	Home  string // of the user, an empty directory that belongs to it
 	Etc   string // what init writes to instead of /etc
+	Run   string // what restored writes to instead of /run
 	// Hostnames and Clocks are what init asked the kernel for.
 	Hostnames *[]string
 	Clocks    *[]time.Time
+	Freezer   *Freezer
 }
+
+// Freezer stands in for the one of package freeze, which would stop the
+// machine's processes: it stops none, and counts.
+type Freezer struct {
+	Freezes, Thaws, Signals atomic.Int64
+	frozen                  atomic.Bool
+}
+
+func (f *Freezer) Freeze(context.Context) error {
+	if !f.frozen.Swap(true) {
+		f.Freezes.Add(1)
+	}
+	return nil
+}
+
+func (f *Freezer) Thaw() {
+	if f.frozen.Swap(false) {
+		f.Thaws.Add(1)
+	}
+}
+
+func (f *Freezer) Frozen() bool                       { return f.frozen.Load() }
+func (f *Freezer) SignalAll(sig syscall.Signal) error { f.Signals.Add(1); return nil }
+func (f *Freezer) Close()                             { f.Thaw() }
 
 // Start runs an agent for the test's time. Its init changes nothing of the
 // machine, and its users are root and "user", from files of its own.
@@ -47,7 +75,7 @@ func Start(t testing.TB) *Agent {
 	for d := dir; len(d) > len(os.TempDir()); d = filepath.Dir(d) {
 		os.Chmod(d, 0o755)
 	}
-	a := &Agent{Home: filepath.Join(dir, "home"), Etc: filepath.Join(dir, "etc"), Hostnames: &[]string{}, Clocks: &[]time.Time{}}
+	a := &Agent{Home: filepath.Join(dir, "home"), Etc: filepath.Join(dir, "etc"), Run: filepath.Join(dir, "run"), Freezer: &Freezer{}, Hostnames: &[]string{}, Clocks: &[]time.Time{}}
 	rootHome := filepath.Join(dir, "root")
 	must := func(err error) {
 		t.Helper()
@@ -55,7 +83,7 @@ func Start(t testing.TB) *Agent {
 			t.Fatal(err)
 		}
 	}
-	for _, d := range []string{a.Home, a.Etc, rootHome} {
+	for _, d := range []string{a.Home, a.Etc, a.Run, rootHome} {
 		must(os.Mkdir(d, 0o755))
 	}
 	uid, gid := os.Getuid(), os.Getgid()
@@ -69,8 +97,15 @@ func Start(t testing.TB) *Agent {
 	db := &users.DB{Passwd: filepath.Join(dir, "passwd"), Group: filepath.Join(dir, "group")}
 	must(os.WriteFile(db.Passwd, []byte(passwd), 0o644))
 	must(os.WriteFile(db.Group, []byte(group), 0o644))
-	ag, err := agent.New(agent.Config{Users: db, Host: identity.Host{
-		Etc:         a.Etc,
+	ag, err := agent.New(agent.Config{Users: db, Freezer: a.Freezer, Host: identity.Host{
+		Etc: a.Etc,
+		Run: a.Run,
+		Hostname: func() (string, error) {
+			if len(*a.Hostnames) == 0 {
+				return "", nil
+			}
+			return (*a.Hostnames)[len(*a.Hostnames)-1], nil
+		},
 		SetHostname: func(s string) error { *a.Hostnames = append(*a.Hostnames, s); return nil },
 		SetClock:    func(c time.Time) error { *a.Clocks = append(*a.Clocks, c); return nil },
 		Now:         time.Now,

@@ -28,7 +28,9 @@ const clockSlack = 500 * time.Millisecond
 // Host is what Apply changes; tests replace it.
 type Host struct {
 	Etc         string // the directory /etc
+	Run         string // the directory /run
 	SetHostname func(string) error
+	Hostname    func() (string, error)
 	SetClock    func(time.Time) error
 	Now         func() time.Time
 }
@@ -37,6 +39,8 @@ type Host struct {
 func System() Host {
 	return Host{
 		Etc:         "/etc",
+		Run:         "/run",
+		Hostname:    os.Hostname,
 		SetHostname: func(name string) error { return unix.Sethostname([]byte(name)) },
 		SetClock: func(t time.Time) error {
 			ts := unix.NsecToTimespec(t.UnixNano())

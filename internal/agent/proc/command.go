@@ -186,6 +186,8 @@ func findProgram(cmd, pathEnv, dir string) (string, error) {
 func startError(sp *spec, err error) error {
 	name := sp.argv[0]
 	switch {
+	case errors.Is(err, reaper.ErrPaused):
+		return connect.NewError(connect.CodeUnavailable, err)
 	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("cannot start %q: %w: the sandbox is at its limit of processes, memory or open files", name, err))
 	case errors.Is(err, syscall.ENOENT):

@@ -6,6 +6,12 @@
 // whose it is, and only then reaps it. A command's exit status so can be taken
 // by nobody but its owner, and a pid cannot be used anew between its owner's
 // look at it and a signal: see Child.Signal.
+//
+// It gets along with a thread of the process that traces others (package
+// freeze). The kernel tells of stops of the traced to every waiter of the
+// process, asked for or not, so each peek is looked at before anything is
+// reaped; and the traced that end are reaped here, upon which the kernel tells
+// their parents.
 package reaper
 
 import (
@@ -33,7 +39,8 @@ type Reaper struct {
 	// alone by the waiter for the moment in which it decides whose a zombie is:
 	// a child that ends before Start returns is not mistaken for an orphan.
 	spawn    sync.RWMutex
-	mu       sync.Mutex // guards children
+	paused   sync.RWMutex // held shared by Start, alone from Pause to Resume
+	mu       sync.Mutex   // guards children
 	children map[int]*Child
 
 	wake chan struct{} // there may be children again
@@ -71,6 +78,16 @@ func New(orphans bool) (*Reaper, error) {
 	go r.wait()
 	return r, nil
 }
+
+// ErrPaused is that no command can be started now.
+var ErrPaused = errors.New("the sandbox is frozen for a capture: try again")
+
+// Pause waits for the starts under way, and lets Start fail with ErrPaused until
+// Resume.
+func (r *Reaper) Pause() { r.paused.Lock() }
+
+// Resume ends a Pause.
+func (r *Reaper) Resume() { r.paused.Unlock() }
 
 // Close stops the waiter. It does not end children: the caller does, before.
 func (r *Reaper) Close() {
@@ -133,6 +150,9 @@ func (c *Child) Signal(sig syscall.Signal) error {
 func (c *Child) take(options int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.reaped || options&syscall.WNOHANG != 0 && !isDead(c.Pid) {
+		return false
+	}
 	var ws syscall.WaitStatus
 	if pid := wait4(c.Pid, &ws, options); pid != c.Pid {
 		return false
@@ -155,8 +175,18 @@ func wait4(pid int, ws *syscall.WaitStatus, options int) int {
 }
 
 // Start forks and executes argv[0] (a path) with attr, in a session of its
-// own, with an oom_score_adj of commandScore.
+// own, with an oom_score_adj of commandScore. Between Pause and Resume it fails
+// with ErrPaused.
 func (r *Reaper) Start(path string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
+	if !r.paused.TryRLock() {
+		return nil, ErrPaused
+	}
+	defer r.paused.RUnlock()
+	return r.StartPaused(path, argv, attr)
+}
+
+// StartPaused is Start also between Pause and Resume.
+func (r *Reaper) StartPaused(path string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
 	if attr.Sys == nil {
 		attr.Sys = &syscall.SysProcAttr{}
 	}
@@ -213,6 +243,10 @@ func (r *Reaper) wait() {
 			}
 			continue
 		}
+		if err == errStopped {
+			time.Sleep(stopPause)
+			continue
+		}
 		if err != nil { // EINTR
 			continue
 		}
@@ -228,7 +262,7 @@ func (r *Reaper) reap(pid int) {
 	if c == nil {
 		// An orphan; or the child of a failed exec, which the fork took itself.
 		var ws syscall.WaitStatus
-		if wait4(pid, &ws, syscall.WNOHANG) == pid {
+		if isDead(pid) && wait4(pid, &ws, syscall.WNOHANG) == pid {
 			r.reaped.Add(1)
 		}
 	}
@@ -256,23 +290,53 @@ type siginfo struct {
 	_                  [100]byte
 }
 
-func waitid(kind, id int) (int, error) {
+// errStopped is that what waitid told was not an end, but the stop of a child
+// that a thread of this process traces.
+var errStopped = errors.New("stopped, not dead")
+
+// stopPause is the wait before the next look while the thread that traces has
+// not taken such a stop yet.
+const stopPause = 200 * time.Microsecond
+
+// waitid peeks at a dead child. Its pid is 0 where options have WNOHANG and
+// there is none.
+func waitid(kind, id, options int) (int, error) {
 	var info siginfo
-	_, _, e := unix.Syscall6(unix.SYS_WAITID, uintptr(kind), uintptr(id), uintptr(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOWAIT, 0, 0)
+	_, _, e := unix.Syscall6(unix.SYS_WAITID, uintptr(kind), uintptr(id), uintptr(unsafe.Pointer(&info)), uintptr(unix.WEXITED|unix.WNOWAIT|options), 0, 0)
 	runtime.KeepAlive(&info)
 	if e != 0 {
 		return 0, e
 	}
+	if info.pid != 0 && info.code != cldExited && info.code != cldKilled && info.code != cldDumped {
+		return 0, errStopped
+	}
 	return int(info.pid), nil
 }
 
+// The codes of siginfo that tell an end (asm-generic/siginfo.h).
+const (
+	cldExited = 1
+	cldKilled = 2
+	cldDumped = 3
+)
+
 // peekAny waits for any child to be dead and leaves it so.
-func peekAny() (int, error) { return waitid(unix.P_ALL, 0) }
+func peekAny() (int, error) { return waitid(unix.P_ALL, 0, 0) }
+
+// isDead tells whether a child is dead and not reaped.
+func isDead(pid int) bool {
+	got, err := waitid(unix.P_PID, pid, unix.WNOHANG)
+	return err == nil && got == pid
+}
 
 // peekPid waits for one child to be dead and leaves it so.
 func peekPid(pid int) {
 	for {
-		if _, err := waitid(unix.P_PID, pid); err != unix.EINTR {
+		switch _, err := waitid(unix.P_PID, pid, 0); err {
+		case errStopped:
+			time.Sleep(stopPause)
+		case unix.EINTR:
+		default:
 			return
 		}
 	}

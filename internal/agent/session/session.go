@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -127,6 +128,27 @@ func (s *State) Update(r control.InitRequest) (fresh, late bool) {
 		}
 		s.stamp = r.Timestamp
 	}
+	return s.update(r), false
+}
+
+// Restored takes a POST /restored, whatever was taken before it: the variables
+// of DropEnv go, then it is an Update.
+func (s *State) Restored(r control.RestoredRequest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stamp = r.Timestamp
+	env := make(map[string]string, len(s.env))
+	for k, v := range s.env {
+		if !slices.Contains(r.DropEnv, k) {
+			env[k] = v
+		}
+	}
+	s.env = env
+	s.update(r.InitRequest)
+}
+
+// update is Update without the question of order. The caller holds mu.
+func (s *State) update(r control.InitRequest) (fresh bool) {
 	if r.AccessToken != "" {
 		s.token = r.AccessToken
 	}
@@ -163,7 +185,7 @@ func (s *State) Update(r control.InitRequest) (fresh, late bool) {
 		env["E2B_TEMPLATE_ID"] = r.TemplateID
 	}
 	s.env = env
-	return fresh, false
+	return fresh
 }
 
 // Env is the environment of commands, beside what depends on their user. The

@@ -136,6 +136,15 @@ func (h *Handler) untrack(conns ...net.Conn) {
 	h.open.Add(-1)
 }
 
+// Drop ends the tunnels that are open; new ones can be made.
+func (h *Handler) Drop() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for c := range h.conns {
+		c.Close()
+	}
+}
+
 // Close ends all tunnels: a server's Shutdown does not know them any more.
 func (h *Handler) Close() {
 	h.mu.Lock()

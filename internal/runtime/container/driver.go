@@ -119,7 +119,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	if err := d.probeMounts(); err != nil {
 		return err
 	}
-	return d.eng.Prepare()
+	return d.eng.Open()
 }
 
 // probeMounts tries an idmapped mount where the state is most likely to be.

@@ -43,13 +43,18 @@ type Driver struct {
 	cfg    oci.Config
 	eng    *oci.Engine
 	binary string // path of runsc; "" where there is none
+
+	version func() string
 }
 
 var (
-	_ sandbox.Runtime    = (*Driver)(nil)
-	_ sandbox.Instance   = (*Instance)(nil)
-	_ sandbox.Suspender  = (*Instance)(nil)
-	_ sandbox.OOMWatcher = (*Instance)(nil)
+	_ sandbox.Runtime      = (*Driver)(nil)
+	_ sandbox.Restorer     = (*Driver)(nil)
+	_ sandbox.Preparer     = (*Driver)(nil)
+	_ sandbox.Instance     = (*Instance)(nil)
+	_ sandbox.Suspender    = (*Instance)(nil)
+	_ sandbox.Checkpointer = (*Instance)(nil)
+	_ sandbox.OOMWatcher   = (*Instance)(nil)
 )
 
 // New makes the driver. Config.Binary may be a path of runsc; empty looks it
@@ -73,7 +78,7 @@ func New(cfg oci.Config) (*Driver, error) {
 	if cfg.Binary == "" && want != "" {
 		return nil, sandbox.Errorf(sandbox.CodeInvalid, "runsc %q cannot be found: give its path", want)
 	}
-	return &Driver{cfg: cfg, eng: eng, binary: cfg.Binary}, nil
+	return &Driver{cfg: cfg, eng: eng, binary: cfg.Binary, version: versionOf(cfg.Binary)}, nil
 }
 
 // Name implements sandbox.Runtime.
@@ -85,6 +90,7 @@ func (d *Driver) Capabilities() sandbox.Capabilities {
 		Boundary:     "a kernel in user space (Sentry) with its own system call filter",
 		ArbitraryELF: true,
 		Suspend:      true,
+		FullCapture:  true,
 		DiskLimit:    true,
 		HidesHost:    true,
 		MinMemoryMiB: sandbox.MinMemoryMiB,
@@ -109,7 +115,7 @@ func (d *Driver) Probe(context.Context) error {
 	if err := unix.Access(d.cfg.AgentPath, unix.X_OK); err != nil {
 		return no("the agent %s cannot be executed: %w: run `make build`", d.cfg.AgentPath, err)
 	}
-	return d.eng.Prepare()
+	return d.eng.Open()
 }
 
 // Create implements sandbox.Runtime.
@@ -117,6 +123,21 @@ func (d *Driver) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Instanc
 	if d.binary == "" {
 		return nil, d.Probe(ctx)
 	}
+	i, err := d.begin(ctx, spec, func(cpus []int) (*oci.Instance, error) {
+		start, err := d.start(spec, cpus, "", nil)
+		if err != nil {
+			return nil, err
+		}
+		return d.eng.Start(ctx, start)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Instance{Instance: i, d: d}, nil
+}
+
+// begin records a sandbox, makes it by f, and removes it when f fails.
+func (d *Driver) begin(ctx context.Context, spec sandbox.Spec, f func(cpus []int) (*oci.Instance, error)) (*oci.Instance, error) {
 	cpus, err := d.eng.Begin(spec)
 	if sandbox.CodeOf(err) == sandbox.CodeExists {
 		return nil, err
@@ -125,36 +146,60 @@ func (d *Driver) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Instanc
 		return nil, errors.Join(err, d.eng.Clean(ctx, spec.ID))
 	}
 	pointBegun.Hit()
-	i, err := d.create(ctx, spec, cpus)
+	i, err := f(cpus)
 	if err != nil {
-		if cleanErr := d.eng.Clean(ctx, spec.ID); cleanErr != nil {
-			err = sandbox.Errorf(sandbox.CodeOf(err), "%w; and what was made could not be removed: %v", err, cleanErr)
-		}
-		return nil, err
+		return nil, d.cleaned(ctx, spec.ID, err)
 	}
-	return &Instance{Instance: i}, nil
+	return i, nil
 }
 
-func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oci.Instance, error) {
+// cleaned removes a sandbox that could not be made, for err.
+func (d *Driver) cleaned(ctx context.Context, id sandbox.ID, err error) error {
+	if cleanErr := d.eng.Clean(ctx, id); cleanErr != nil {
+		return sandbox.Errorf(sandbox.CodeOf(err), "%w; and what was made could not be removed: %v", err, cleanErr)
+	}
+	return err
+}
+
+// start makes all that a new sandbox needs before runsc: one that goes on from
+// the capture c in dir, or, where c is nil, one that boots.
+func (d *Driver) start(spec sandbox.Spec, cpus []int, dir string, c *capture) (oci.Start, error) {
+	want := ""
+	if c != nil {
+		if err := c.matches(spec); err != nil {
+			return oci.Start{}, err
+		}
+		want = c.Agent
+	}
 	// runsc takes the addresses off the interface when it starts, so they are
 	// missing in a namespace that it ran in before.
 	if err := restoreLink(spec.Link); err != nil {
-		return nil, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err)
+		return oci.Start{}, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err)
 	}
 	pointLinked.Hit()
 	if err := os.MkdirAll(rwDir(spec.Dir), 0o700); err != nil {
-		return nil, sandbox.Errorf(sandbox.CodeInternal, "%w", err)
+		return oci.Start{}, sandbox.Errorf(sandbox.CodeInternal, "%w", err)
+	}
+	agent, err := d.placeAgent(spec, dir, want)
+	if err != nil {
+		return oci.Start{}, err
 	}
 	stage, err := d.eng.NewStage(spec, "", nil)
 	if err != nil {
-		return nil, err
+		return oci.Start{}, err
 	}
-	if err := d.bundle(spec, cpus, stage); err != nil {
+	if err := d.bundle(spec, cpus, stage, agent); err != nil {
 		stage.Close()
-		return nil, sandbox.Errorf(sandbox.CodeInternal, "bundle of sandbox %s: %w", spec.ID, err)
+		return oci.Start{}, sandbox.Errorf(sandbox.CodeInternal, "bundle of sandbox %s: %w", spec.ID, err)
+	}
+	if c != nil {
+		if err := d.writeCaptured(spec.ID, c); err != nil {
+			stage.Close()
+			return oci.Start{}, err
+		}
 	}
 	pointBundled.Hit()
-	return d.eng.Start(ctx, oci.Start{
+	return oci.Start{
 		Spec:  spec,
 		CPUs:  cpus,
 		Stage: stage,
@@ -165,7 +210,7 @@ func (d *Driver) create(ctx context.Context, spec sandbox.Spec, cpus []int) (*oc
 			// the start; the Sentry's own share comes on top.
 			return g.SetMemory(int64(spec.Resources.MemoryMiB+overheadMiB) << 20)
 		},
-	})
+	}, nil
 }
 
 // runscEnv is the environment of runsc's processes.
@@ -183,6 +228,11 @@ func (d *Driver) argv() []string {
 		"--host-fifo=none",
 		"--gofer-network-namespace=new",
 		"--host-settings=ignore",
+		// A connection into or out of the sandbox is of one life: it is reset
+		// when the sandbox is put to sleep, and closed in what goes on from a
+		// capture. Those within it are kept.
+		"--allow-live-tcp-migration=false",
+		"--restore-spec-validation=ignore", // see capture.adapt
 	}
 }
 
@@ -199,12 +249,12 @@ func overlay(spec sandbox.Spec) string {
 	return o
 }
 
-func (d *Driver) bundle(s sandbox.Spec, cpus []int, stage *oci.Stage) error {
+func (d *Driver) bundle(s sandbox.Spec, cpus []int, stage *oci.Stage, agent string) error {
 	g, err := d.eng.Cgroup(s.ID)
 	if err != nil {
 		return err
 	}
-	spec, err := oci.NewSpec(s, g, cpus, stage, d.cfg.AgentPath)
+	spec, err := oci.NewSpec(s, g, cpus, stage, agent)
 	if err != nil {
 		return err
 	}
@@ -229,7 +279,7 @@ func (d *Driver) Adopt(ctx context.Context, spec sandbox.Spec) (sandbox.Instance
 	if err != nil {
 		return nil, err
 	}
-	return &Instance{Instance: i}, nil
+	return &Instance{Instance: i, d: d}, nil
 }
 
 // Clean implements sandbox.Runtime.

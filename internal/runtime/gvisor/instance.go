@@ -8,7 +8,10 @@ import (
 )
 
 // Instance is one running gVisor sandbox.
-type Instance struct{ *oci.Instance }
+type Instance struct {
+	*oci.Instance
+	d *Driver
+}
 
 // Suspend implements sandbox.Suspender by the cgroup freezer, which stops the
 // Sentry and all it runs. `runsc pause` would ask the Sentry to stop its tasks,

@@ -65,8 +65,8 @@ func (e *Engine) Cgroup(id sandbox.ID) (*Cgroup, error) {
 	return &Cgroup{h: h, path: e.parent + "/" + string(id)}, nil
 }
 
-// Prepare makes the directories and the parent group, once.
-func (e *Engine) Prepare() error {
+// Open makes the directories and the parent group, once.
+func (e *Engine) Open() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ready {
@@ -103,7 +103,7 @@ func (e *Engine) cpus() (*cpuTable, error) {
 // Begin records that a sandbox is about to be made, and picks its CPUs: nil is
 // all. CodeExists: there is one of this id.
 func (e *Engine) Begin(spec sandbox.Spec) (cpus []int, err error) {
-	if err := e.Prepare(); err != nil {
+	if err := e.Open(); err != nil {
 		return nil, err
 	}
 	dir := e.BundleDir(spec.ID)
@@ -122,8 +122,8 @@ func (e *Engine) Begin(spec sandbox.Spec) (cpus []int, err error) {
 }
 
 // started completes the record by the first process.
-func (e *Engine) started(id sandbox.ID, p *Process, cpus []int) error {
-	return writeRecord(e.BundleDir(id), record{ID: id, PID: p.PID, Start: p.Start, CPUs: cpus})
+func (e *Engine) started(id sandbox.ID, p *Process, cpus []int, prepared bool) error {
+	return writeRecord(e.BundleDir(id), record{ID: id, PID: p.PID, Start: p.Start, CPUs: cpus, Prepared: prepared})
 }
 
 // find gives the process of a recorded sandbox; errGone where it does not run.

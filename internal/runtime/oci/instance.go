@@ -23,6 +23,7 @@ type Instance struct {
 	spec sandbox.Spec
 	grp  *Cgroup
 	proc *Process
+	cpus []int // of one that this daemon made; see record
 
 	watch context.CancelFunc // stops the watcher
 	ended chan struct{}      // closed when the first process has ended or the watcher was stopped
@@ -41,6 +42,9 @@ func newInstance(e *Engine, spec sandbox.Spec, p *Process, g *Cgroup, rec *conso
 
 // Adopt finds a running sandbox by its record. CodeNotFound: it does not run.
 func (e *Engine) Adopt(_ context.Context, spec sandbox.Spec) (*Instance, error) {
+	if r, err := readRecord(e.BundleDir(spec.ID)); err == nil && r.Prepared {
+		return nil, sandbox.Errorf(sandbox.CodeNotFound, "sandbox %s was not restored to its end", spec.ID)
+	}
 	p, err := e.find(spec.ID)
 	if errors.Is(err, errGone) {
 		return nil, sandbox.Errorf(sandbox.CodeNotFound, "sandbox %s does not run any more", spec.ID)
@@ -48,7 +52,7 @@ func (e *Engine) Adopt(_ context.Context, spec sandbox.Spec) (*Instance, error) 
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.CodeInternal, "adopt sandbox %s: %w", spec.ID, err)
 	}
-	if err := e.Prepare(); err != nil {
+	if err := e.Open(); err != nil {
 		p.Close()
 		return nil, err
 	}

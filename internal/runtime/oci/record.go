@@ -18,6 +18,8 @@ type record struct {
 	PID   int        `json:"pid,omitempty"`   // of the first process; 0 until it was started
 	Start uint64     `json:"start,omitempty"` // and its start time
 	CPUs  []int      `json:"cpus,omitempty"`  // it is bound to these; none is all
+	// Prepared: its first process waits for a capture to be restored in it.
+	Prepared bool `json:"prepared,omitempty"`
 }
 
 const recordName = "warren.json"

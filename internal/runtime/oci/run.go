@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,6 +47,47 @@ type Start struct {
 // Start runs the OCI runtime once, detached, and returns when the agent
 // answers. On error the caller calls Clean.
 func (e *Engine) Start(ctx context.Context, s Start) (*Instance, error) {
+	i, err := e.launch(ctx, s, "run", "--detach")
+	if err != nil {
+		return nil, err
+	}
+	if err := i.ready(ctx, s.Argv[0]); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+// Prepare makes a sandbox by the OCI runtime's create command, in which
+// nothing runs yet. Adopt does not find one; Complete makes it a sandbox like
+// others. On error the caller calls Clean.
+func (e *Engine) Prepare(ctx context.Context, s Start) (*Instance, error) {
+	return e.launch(ctx, s, "create")
+}
+
+// Complete runs one more command of the OCI runtime, which lets a sandbox of
+// Prepare run, and returns when its agent answers. argv lacks the bundle and
+// the ID. On error the sandbox is not watched any more, and the caller calls
+// Clean.
+func (i *Instance) Complete(ctx context.Context, argv, env []string) error {
+	e, id := i.eng, i.spec.ID
+	err := e.Run(ctx, Command{ID: id, Argv: append(argv[:len(argv):len(argv)], e.bundleArg(id)), Env: env})
+	if err != nil {
+		i.stop()
+		return e.startError(ctx, i.spec, argv[0], err)
+	}
+	if err := i.ready(ctx, argv[0]); err != nil {
+		return err
+	}
+	if err := e.started(id, i.proc, i.cpus, false); err != nil {
+		i.stop()
+		return sandbox.Errorf(sandbox.CodeInternal, "%w", err)
+	}
+	return nil
+}
+
+// launch runs the OCI runtime's command verb on a new bundle, which makes the
+// sandbox's first process.
+func (e *Engine) launch(ctx context.Context, s Start, verb ...string) (*Instance, error) {
 	defer s.Stage.Close()
 	rec, err := console.Record(s.Spec.Dir)
 	if err != nil {
@@ -64,9 +106,10 @@ func (e *Engine) Start(ctx context.Context, s Start) (*Instance, error) {
 	defer tty.Close()
 
 	bundle := e.BundleDir(s.Spec.ID)
-	pidFile, logFile := filepath.Join(bundle, "pid"), filepath.Join(bundle, "log")
-	argv := append(s.Argv[:len(s.Argv):len(s.Argv)], "--log="+logFile)
-	argv = append(argv, "run", "--detach", e.bundleArg(s.Spec.ID), "--pid-file="+pidFile, string(s.Spec.ID))
+	pidFile := filepath.Join(bundle, "pid")
+	argv := append(s.Argv[:len(s.Argv):len(s.Argv)], "--log="+e.logFile(s.Spec.ID))
+	argv = append(argv, verb...)
+	argv = append(argv, e.bundleArg(s.Spec.ID), "--pid-file="+pidFile, string(s.Spec.ID))
 	err = inPrivateMounts(func() error {
 		if s.NoUnify && host.Cgroups() == host.CgroupHybrid {
 			if err := unix.Unmount("/sys/fs/cgroup/unified", unix.MNT_DETACH); err != nil {
@@ -98,7 +141,7 @@ func (e *Engine) Start(ctx context.Context, s Start) (*Instance, error) {
 		rec.Close()
 		return nil, e.startError(ctx, s.Spec, argv[0], fmt.Errorf("the first process, the agent, ended at once: %w", err))
 	}
-	if err := e.started(s.Spec.ID, p, s.CPUs); err != nil {
+	if err := e.started(s.Spec.ID, p, s.CPUs, verb[0] == "create"); err != nil {
 		p.Close()
 		return nil, sandbox.Errorf(sandbox.CodeInternal, "%w", err)
 	}
@@ -113,13 +156,50 @@ func (e *Engine) Start(ctx context.Context, s Start) (*Instance, error) {
 	}
 	keep = true
 	i := newInstance(e, s.Spec, p, g, rec)
-	if err := i.waitReady(ctx); err != nil {
-		i.stop()
-		return nil, e.startError(ctx, s.Spec, argv[0], err)
-	}
-	pointReady.Hit()
+	i.cpus = s.CPUs
 	return i, nil
 }
+
+// ready waits until the agent answers; else it stops watching the sandbox.
+func (i *Instance) ready(ctx context.Context, binary string) error {
+	if err := i.waitReady(ctx); err != nil {
+		i.stop()
+		return i.eng.startError(ctx, i.spec, binary, err)
+	}
+	pointReady.Hit()
+	return nil
+}
+
+// A Command is one command of an OCI runtime about a sandbox that there is.
+type Command struct {
+	ID   sandbox.ID
+	Argv []string // the OCI runtime and its arguments, without the sandbox's ID
+	Env  []string
+	Out  *os.File // takes its standard output and error; nil drops them
+}
+
+// Run runs c. The error has the last words of the OCI runtime's log.
+func (e *Engine) Run(ctx context.Context, c Command) error {
+	log := e.logFile(c.ID)
+	if err := os.Remove(log); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	argv := append([]string{c.Argv[0], "--log=" + log}, c.Argv[1:]...)
+	done := make(chan error, 1)
+	// The command ends with the thread that starts it (PR_SET_PDEATHSIG): one
+	// that nobody else can end meanwhile.
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		done <- runCLI(ctx, append(argv, string(c.ID)), c.Env, c.Out)
+	}()
+	return <-done
+}
+
+// Said is what the OCI runtime's last command about a sandbox had to say.
+func (e *Engine) Said(id sandbox.ID) string { return lastLines(e.logFile(id)) }
+
+func (e *Engine) logFile(id sandbox.ID) string { return filepath.Join(e.BundleDir(id), "log") }
 
 // runCLI runs an OCI runtime's command on the calling thread, whose namespaces
 // it takes. It ends with the daemon, so that a command in flight cannot make
@@ -128,7 +208,9 @@ func runCLI(ctx context.Context, argv, env []string, out *os.File) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = env
 	cmd.Dir = "/"
-	cmd.Stdout, cmd.Stderr = out, out
+	if out != nil {
+		cmd.Stdout, cmd.Stderr = out, out
+	}
 	cmd.WaitDelay = time.Second
 	// Its children with it, and with no gap for one to be born in: they are a
 	// process group, since Setsid makes it the leader of one.
@@ -164,7 +246,7 @@ func (e *Engine) startError(ctx context.Context, spec sandbox.Spec, binary strin
 		code = sandbox.CodeDiskFull
 	}
 	var said []string
-	if log := lastLines(filepath.Join(e.BundleDir(spec.ID), "log")); log != "" {
+	if log := e.Said(spec.ID); log != "" {
 		said = append(said, filepath.Base(binary)+" said: "+log)
 	}
 	if tail := printable(console.Tail(spec.Dir, 2000)); tail != "" {

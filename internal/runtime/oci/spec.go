@@ -23,6 +23,11 @@ var capabilities = []string{
 	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
+// agentCapabilities are the agent's: it also traces processes, to freeze them
+// (internal/agent/freeze), and takes that from its bounding set before it starts
+// a command.
+var agentCapabilities = append(capabilities[:len(capabilities):len(capabilities)], "CAP_SYS_PTRACE")
+
 // MaskedPaths and ReadonlyPaths are the parts of /proc and /sys that a sandbox
 // must not see or write: the OCI runtimes' usual list, and what newer kernels
 // added.
@@ -59,7 +64,7 @@ func NewSpec(s sandbox.Spec, g *Cgroup, cpus []int, stage *Stage, agent string) 
 			Env:             []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"},
 			NoNewPrivileges: true,
 			Capabilities: &specs.LinuxCapabilities{
-				Bounding: capabilities, Effective: capabilities, Permitted: capabilities,
+				Bounding: agentCapabilities, Effective: agentCapabilities, Permitted: agentCapabilities,
 			},
 			Rlimits: []specs.POSIXRlimit{
 				files(),
@@ -129,9 +134,10 @@ func (g *Cgroup) CountsSwap() bool {
 }
 
 // AddSeccomp adds the default system call filter, for the capabilities that
-// spec has.
+// commands have: it allows ptrace(2) to everybody, of what the kernel lets them
+// trace.
 func AddSeccomp(spec *specs.Spec) error {
-	p, err := seccomp.GetDefaultProfile(spec)
+	p, err := seccomp.GetDefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: capabilities}}})
 	if err != nil {
 		return fmt.Errorf("default seccomp profile: %w", err)
 	}

@@ -240,16 +240,22 @@ func agent(t testing.TB) string {
 			return
 		}
 		agentPath = filepath.Join(dir, "warren-agent")
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", agentPath, "github.com/warrenhq/warren/cmd/warren-agent")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			agentErr = fmt.Errorf("build the agent: %w: %s", err, out)
-		}
+		agentErr = build(agentPath, "github.com/warrenhq/warren/cmd/warren-agent")
 	})
 	if agentErr != nil {
 		t.Fatal(agentErr)
 	}
 	return agentPath
+}
+
+// build makes a static program of a package.
+func build(path, pkg string) error {
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w: %s", pkg, err, out)
+	}
+	return nil
 }
 
 // Main is a TestMain's body: it looks for leaked goroutines, removes what the
@@ -273,7 +279,7 @@ func Main(m *testing.M, f Factory) int {
 
 // applets are the busybox programs that the suite uses.
 var applets = strings.Fields("sh cat ls echo true false id ps sleep mount umount mknod chown chmod touch rm mkdir mv ln stat readlink " +
-	"free nproc uptime hostname head dd wc grep kill ping su unshare nsenter tr df find awk seq sync test env date nc chroot sysctl dmesg")
+	"free nproc uptime hostname head dd wc grep kill ping su unshare nsenter tr df find awk seq sync test env date nc chroot sysctl dmesg md5sum")
 
 func makeRoot(t testing.TB, busybox, dir string) {
 	t.Helper()

@@ -13,12 +13,14 @@ import (
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
+type test struct {
+	name string
+	run  func(t *testing.T, e *Env)
+}
+
 // Suite runs every test of the contract against the drivers that f makes.
 func Suite(t *testing.T, f Factory) {
-	for _, c := range []struct {
-		name string
-		run  func(t *testing.T, e *Env)
-	}{
+	for _, c := range append([]test{
 		{"CreateRunsAndKillLeavesNothing", testLife},
 		{"RootFilesystem", testRootfs},
 		{"LayersAreStacked", testLayers},
@@ -40,7 +42,7 @@ func Suite(t *testing.T, f Factory) {
 		{"Isolation", testIsolation},
 		{"CrashAtEveryPoint", testCrashPoints},
 		{"CrashAtAnyMoment", testCrashMoments},
-	} {
+	}, captures...) {
 		t.Run(c.name, func(t *testing.T) { c.run(t, New(t, f)) })
 	}
 }

@@ -1,0 +1,409 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/warrenhq/warren/internal/agentclient"
+	"github.com/warrenhq/warren/internal/fault"
+	"github.com/warrenhq/warren/internal/sandbox"
+	"github.com/warrenhq/warren/internal/store"
+)
+
+var (
+	pointHibernateRecorded = fault.Register("manager.hibernate.recorded")
+	pointHibernateInstance = fault.Register("manager.hibernate.instance")
+	pointHibernateSlot     = fault.Register("manager.hibernate.slot")
+	pointHibernateDir      = fault.Register("manager.hibernate.dir")
+	pointHibernateDone     = fault.Register("manager.hibernate.done")
+	pointWakeSlot          = fault.Register("manager.wake.slot")
+	pointWakeRestored      = fault.Register("manager.wake.restored")
+	pointWakeGoing         = fault.Register("manager.wake.going")
+	pointWakeRecorded      = fault.Register("manager.wake.recorded")
+	pointWakeDone          = fault.Register("manager.wake.done")
+)
+
+// Hibernate puts a sandbox that runs or is suspended on storage: it keeps
+// nothing of the host's memory, processes and network. Connections into it
+// end. It is nil for one that hibernates already.
+//
+// Errors: CodeConflict (its state), CodeUnsupported (its runtime cannot capture
+// memory), CodeDiskFull; on error it goes on as it was.
+func (m *Manager) Hibernate(ctx context.Context, tenant string, id sandbox.ID) error {
+	m.tasks.begin()
+	defer m.tasks.end()
+	l, err := m.of(ctx, tenant, id)
+	if err != nil {
+		return err
+	}
+	return m.hibernate(ctx, l, func(store.Record) bool { return true })
+}
+
+// hibernate does so if cond still holds when l's turn has come; cond is called
+// with l.mu held.
+func (m *Manager) hibernate(ctx context.Context, l *live, cond func(store.Record) bool) error {
+	ctx, stop := m.bound(ctx)
+	defer stop()
+	if err := l.take(ctx); err != nil {
+		return err
+	}
+	defer l.give()
+	l.mu.Lock()
+	rec, ok, ending := l.rec, cond(l.rec), l.ending != nil
+	l.mu.Unlock()
+	switch {
+	case ending:
+		return l.notEnding()
+	case !ok || rec.State == sandbox.Hibernated:
+		return nil
+	}
+	if _, can := m.runtimes[rec.Runtime].(sandbox.Restorer); !can && rec.State.Live() {
+		return cannot(rec.Runtime, "capture memory, which hibernating needs", "suspend it, or use gvisor")
+	}
+	if _, err := m.kindFor(l, sandbox.SnapshotFull); err != nil {
+		return err
+	}
+	thaw := func() {}
+	if rec.State == sandbox.Running {
+		var err error
+		if thaw, err = m.freeze(ctx, l); err != nil {
+			return err
+		}
+	}
+	n := m.newSnapshot(rec, sandbox.SnapshotFull)
+	n.Hidden = true
+	n, err := m.capture(ctx, l, n, nil)
+	if err != nil {
+		thaw()
+		return err
+	}
+	if err := m.snaps.Hold(n.ID, string(l.id)); err != nil {
+		thaw()
+		return err
+	}
+	// From here on the capture is the sandbox.
+	err = m.update(ctx, l, func(r *store.Record) {
+		r.State, r.Op, r.Capture = sandbox.Hibernated, store.OpHibernate, n.ID
+		r.HibernatedAt, r.SuspendedAt = m.now(), time.Time{}
+		if r.OnTimeout == sandbox.OnTimeoutHibernate {
+			r.ExpiresAt = time.Time{} // its time goes on when it wakes
+		}
+	}, m.stateEvents(rec, rec.State, sandbox.Hibernated)...)
+	if err != nil {
+		m.discard(context.WithoutCancel(ctx), m.snaps.Drop(string(l.id), m.standsOn(rec)...))
+		thaw()
+		return orCtx(ctx, "record the hibernation", err)
+	}
+	pointHibernateRecorded.Hit()
+	l.detach()
+	m.ttl.set(l.id, l.record().ExpiresAt)
+	m.idle.set(l.id, time.Time{})
+	if err := m.evict(m.working, l); err != nil {
+		m.log.ErrorContext(ctx, "remove what ran of a hibernated sandbox; it is tried again", "sandbox", l.id, "error", err)
+		m.tasks.run(func() { m.evictAgain(m.working, l) })
+	}
+	l.mu.Lock()
+	l.unpause()
+	l.mu.Unlock()
+	pointHibernateDone.Hit()
+	return nil
+}
+
+// standsOn gives the captures that a sandbox that runs needs.
+func (m *Manager) standsOn(rec store.Record) []string {
+	ids := []string{rec.Snapshot}
+	for _, layer := range rec.Layers {
+		ids = append(ids, m.snaps.Owner(layer))
+	}
+	return ids
+}
+
+// detach makes l one that does not run: nobody watches it, and what is left of
+// its instance is evict's to remove.
+func (l *live) detach() {
+	l.dropAgent()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.inst != nil {
+		l.corpse, l.inst = l.inst, nil
+	}
+	if l.unwatch != nil {
+		l.unwatch()
+		l.unwatch = nil
+	}
+}
+
+// evict removes all that the host has of a sandbox that does not run: but its
+// console and its record. Each step can be repeated. The caller has the turn.
+func (m *Manager) evict(ctx context.Context, l *live) error {
+	l.mu.Lock()
+	rec, corpse := l.rec, l.corpse
+	l.mu.Unlock()
+	if err := m.endInstance(ctx, rec, corpse); err != nil {
+		return err
+	}
+	pointHibernateInstance.Hit()
+	l.mu.Lock()
+	l.corpse = nil
+	conns := l.conns
+	l.mu.Unlock()
+	conns.hangUp()
+	if rec.Link.NetNS != "" {
+		if err := m.cfg.Network.Release(ctx, rec.Link); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		l.rec.Link = sandbox.Link{}
+		l.mu.Unlock()
+	}
+	pointHibernateSlot.Hit()
+	if err := m.stripDir(l.id); err != nil {
+		return err
+	}
+	pointHibernateDir.Hit()
+	if rec.Op == store.OpHibernate {
+		if err := m.update(ctx, l, func(r *store.Record) { r.Op = store.OpNone }); err != nil {
+			return err
+		}
+	}
+	m.ledger.release(l.id)
+	return nil
+}
+
+// evictAgain tries evict until it works, or somebody else has done it.
+func (m *Manager) evictAgain(ctx context.Context, l *live) {
+	for wait := retryEnd; ; wait = min(2*wait, retryEndMost) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.ended:
+			return
+		case <-time.After(wait):
+		}
+		if l.take(ctx) != nil {
+			return
+		}
+		rec := l.record()
+		err := l.notEnding()
+		if err == nil && rec.State == sandbox.Hibernated && rec.Op == store.OpHibernate {
+			err = m.evict(ctx, l)
+		}
+		l.give()
+		if err == nil {
+			return
+		}
+		m.log.ErrorContext(ctx, "remove what ran of a hibernated sandbox", "sandbox", l.id, "error", err)
+	}
+}
+
+// stripDir removes all but the console from a sandbox's directory. It refuses
+// while anything is mounted there.
+func (m *Manager) stripDir(id sandbox.ID) error {
+	dir := m.dir(id)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return sandbox.Errorf(sandbox.CodeInternal, "read the sandbox's directory: %w", err)
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return sandbox.Errorf(sandbox.CodeInternal, "read the mounts: %w", err)
+	}
+	if len(mounts) > 0 {
+		return sandbox.Errorf(sandbox.CodeInternal, "%s is still mounted", mounts[0].Mountpoint)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "console.") {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return sandbox.Errorf(sandbox.CodeInternal, "empty the sandbox's directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// Wake brings a hibernated sandbox back, as it was. It is nil for one that
+// runs. Use, Agent and Dial wake by themselves.
+//
+// Errors: CodeConflict (its state), CodeNoCapacity, CodeCorruptCapture,
+// CodeUnsupported (another version took its capture); on error it stays
+// hibernated, and nothing of it is lost.
+func (m *Manager) Wake(ctx context.Context, tenant string, id sandbox.ID) error {
+	m.tasks.begin()
+	defer m.tasks.end()
+	l, err := m.of(ctx, tenant, id)
+	if err != nil {
+		return err
+	}
+	if l.record().State == sandbox.Hibernated {
+		return m.wakeUp(ctx, l)
+	}
+	return l.mustRun()
+}
+
+// waking is a wake under way.
+type waking struct {
+	done chan struct{}
+	err  error // read after done
+}
+
+// wakeUp wakes l once for all who come together. It goes on when ctx ends:
+// others may wait for it.
+func (m *Manager) wakeUp(ctx context.Context, l *live) error {
+	l.mu.Lock()
+	w := l.waking
+	if w == nil {
+		w = &waking{done: make(chan struct{})}
+		l.waking = w
+		m.tasks.run(func() {
+			w.err = m.wake(m.working, l)
+			l.mu.Lock()
+			l.waking = nil
+			l.mu.Unlock()
+			close(w.done)
+		})
+	}
+	l.mu.Unlock()
+	select {
+	case <-w.done:
+		return w.err
+	case <-ctx.Done():
+		return ctxError(ctx, "wait for sandbox "+string(l.id)+" to wake")
+	}
+}
+
+// wake makes a hibernated sandbox run. On error it is hibernated still.
+func (m *Manager) wake(ctx context.Context, l *live) error {
+	if err := l.take(ctx); err != nil {
+		return errStopping
+	}
+	defer l.give()
+	rec := l.record()
+	if err := l.notEnding(); err != nil {
+		return err
+	}
+	if rec.State != sandbox.Hibernated {
+		return l.mustRun()
+	}
+	rt := m.runtimes[rec.Runtime]
+	if rt == nil {
+		return m.unknownRuntime(rec.Runtime)
+	}
+	n, err := m.store.GetSnapshot(ctx, rec.Capture)
+	if err != nil {
+		return describe(err, "wake sandbox "+string(l.id))
+	}
+	if err := m.usable(ctx, n); err != nil {
+		return describe(err, "sandbox "+string(l.id)+" cannot be woken and stays hibernated")
+	}
+	if err := m.evict(ctx, l); err != nil { // what an earlier attempt left
+		return err
+	}
+	if err := m.admit(l.id, rec.Resources, rt, n.SizeBytes); err != nil {
+		return err
+	}
+	ctx, interrupt := context.WithCancelCause(ctx)
+	defer interrupt(nil)
+	l.setInterrupt(interrupt)
+	defer l.setInterrupt(nil)
+	if err := m.bringBack(ctx, l, rt, n); err != nil {
+		l.detach()
+		if e := m.evict(m.working, l); e != nil {
+			m.log.ErrorContext(ctx, "remove what was made to wake a sandbox", "sandbox", l.id, "error", e)
+		}
+		m.ledger.release(l.id)
+		return describe(orCtx(ctx, "restore the sandbox", err), "sandbox "+string(l.id)+" could not be woken and stays hibernated")
+	}
+	pointWakeDone.Hit()
+	return nil
+}
+
+// bringBack restores l from its capture n, up to the record that it runs.
+func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n store.Snapshot) error {
+	if err := m.creates.Acquire(ctx, 1); err != nil {
+		return ctxError(ctx, "wait for other creates")
+	}
+	defer m.creates.Release(1)
+	defer m.ledger.settle(l.id)
+	if err := os.MkdirAll(m.dir(l.id), 0o700); err != nil {
+		return diskError("make the sandbox's directory", err)
+	}
+	if err := m.connect(ctx, l); err != nil {
+		return err
+	}
+	pointWakeSlot.Hit()
+	inst, err := rt.(sandbox.Restorer).Restore(ctx, m.snaps.Path(n.ID), m.spec(l.record()))
+	if err != nil {
+		return err
+	}
+	agent := l.setInstance(m, inst)
+	pointWakeRestored.Hit()
+	rec := l.record()
+	req := agentclient.RestoredRequest{InitRequest: m.identity(rec, nil), Wake: true}
+	if err := m.tellRestored(ctx, l, n.Token, req); err != nil {
+		return err
+	}
+	pointWakeGoing.Hit()
+	now := m.now()
+	err = m.update(ctx, l, func(r *store.Record) {
+		r.State, r.Op, r.Capture, r.BootID = sandbox.Running, store.OpNone, "", m.bootID
+		r.HibernatedAt = time.Time{}
+		if r.OnTimeout == sandbox.OnTimeoutHibernate && r.Lifetime > 0 {
+			r.ExpiresAt = now.Add(r.Lifetime)
+		}
+	}, m.stateEvents(rec, sandbox.Hibernated, sandbox.Running)...)
+	if err != nil {
+		return err
+	}
+	pointWakeRecorded.Hit()
+	m.watch(l, inst)
+	l.mu.Lock()
+	l.lastUse = now
+	m.armIdle(l)
+	expires := l.rec.ExpiresAt
+	l.mu.Unlock()
+	m.ttl.set(l.id, expires)
+	m.discard(context.WithoutCancel(ctx), m.snaps.Drop(string(l.id), m.standsOn(l.record())...))
+	m.tasks.run(func() {
+		ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)
+		defer cancel()
+		m.refollowStart(ctx, l, agent)
+	})
+	return nil
+}
+
+// tellRestored gives a restored sandbox its identity, and lets its commands
+// go. token is the capture's.
+func (m *Manager) tellRestored(ctx context.Context, l *live, token string, req agentclient.RestoredRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, initTimeout)
+	defer cancel()
+	agent := agentclient.New(l.dialer(), token)
+	defer agent.Close()
+	return orNil(ctx, "give the sandbox its identity", agent.Restored(ctx, req))
+}
+
+// orNil is orCtx for an err that may be nil.
+func orNil(ctx context.Context, what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return orCtx(ctx, what, err)
+}
+
+func (l *live) setInterrupt(f context.CancelCauseFunc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.interrupt = f
+	if f != nil && l.ending != nil {
+		f(errKilled)
+	}
+}
