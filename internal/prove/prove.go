@@ -139,6 +139,11 @@ func measure(ctx context.Context, o Options, h Host, k wire.Runtime) Runtime {
 	}
 	section("what is seen of the host", func() (err error) { out.Boundary, err = m.boundary(ctx); return })
 	section("start and exec", func() (err error) { out.Timings, err = m.timings(ctx); return })
+	section("fork and wake", func() error {
+		more, err := m.captureTimings(ctx)
+		out.Timings = append(out.Timings, more...)
+		return err
+	})
 	section("memory of idle sandboxes", func() (err error) { out.Memory, err = m.memory(ctx); return })
 	section("captures", func() (err error) { out.Captures, err = m.captures(ctx); return })
 	section("work", func() (err error) { out.Battery, err = m.runBattery(ctx); return })

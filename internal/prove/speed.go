@@ -2,6 +2,7 @@ package prove
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ const (
 	starts, startsQuick = 20, 3
 	execs, execsQuick   = 200, 20
 	idles, idlesQuick   = 5, 2
+	forks, forksQuick   = 10, 2                        // and hibernations
 	settle, settleQuick = 3 * time.Second, time.Second // an idle sandbox is looked at so long after its start
 )
 
@@ -109,6 +111,59 @@ func (m *measurement) trivial(ctx context.Context, id string) error {
 		err = fmt.Errorf("true exited with %d: %s", res.ExitCode, lastLine(string(res.ErrBytes())))
 	}
 	return err
+}
+
+// captureTimings measures forks of one child and hibernations, of a sandbox in
+// which nothing but the agent runs. What a runtime cannot do is a series with
+// the refusal for a note.
+func (m *measurement) captureTimings(ctx context.Context) ([]Timing, error) {
+	fork := Timing{ID: "fork", Name: "fork and the child's first exec answered"}
+	hibernate := Timing{ID: "hibernate", Name: "hibernate answered"}
+	wake := Timing{ID: "wake", Name: "wake by an exec, which is answered"}
+	sb, err := m.create(ctx, wire.CreateSandbox{})
+	if err != nil {
+		return nil, err
+	}
+	defer m.kill(ctx, sb.ID)
+	if err := m.trivial(ctx, sb.ID); err != nil {
+		return nil, err
+	}
+	source := &subject{m, sb.ID}
+	for i := range m.pick(forks, forksQuick) {
+		m.progress("%s: fork %d", m.runtime, i+1)
+		start := time.Now()
+		forked, err := source.Fork(ctx, 1)
+		if err == nil {
+			err = errors.Join(forked.Errors...)
+		}
+		for _, child := range forked.Sandboxes {
+			err = errors.Join(err, m.trivial(ctx, child.ID()))
+		}
+		fork.add(time.Since(start), err)
+		for _, child := range forked.Sandboxes {
+			child.Kill(ctx)
+		}
+		if err != nil {
+			break
+		}
+	}
+	for i := range m.pick(forks, forksQuick) {
+		m.progress("%s: hibernation %d", m.runtime, i+1)
+		start := time.Now()
+		err := source.Hibernate(ctx)
+		hibernate.add(time.Since(start), err)
+		if err != nil {
+			wake.Note = "it does not hibernate"
+			break
+		}
+		start = time.Now()
+		err = m.trivial(ctx, sb.ID)
+		wake.add(time.Since(start), err)
+		if err != nil {
+			break
+		}
+	}
+	return []Timing{fork, hibernate, wake}, ctx.Err()
 }
 
 // memory measures what idle sandboxes cost, several side by side.

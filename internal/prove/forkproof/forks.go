@@ -59,38 +59,42 @@ func untried(format string, args ...any) error { return errUntried{fmt.Sprintf(f
 type check struct {
 	id, name string
 	do       func(context.Context, *family) (string, error)
+	remedy   string // what a program can do where it is a No
 }
 
+// A process of Node.js has no call to reseed its generators by.
+const nodeRemedy = "start a new process after a fork, or read /dev/urandom"
+
 var checks = []check{
-	{"fork.source", "the source goes on, its clients connected", sourceGoesOn},
-	{"fork.process", "processes and their memory are in each child", processes},
-	{"fork.files", "open files without a name", openFiles},
-	{"fork.clock", "the wall clock is right", clock},
-	{"fork.hostname", "a host name of its own", hostnames},
-	{"fork.machineid", "a machine-id of its own", machineIDs},
-	{"fork.sshkeys", "SSH host keys of its own", sshKeys},
-	{"fork.id", "its own sandbox id inside", ids},
-	{"fork.secrets", "ephemeral secrets are not in a child", secrets},
-	{"fork.urandom", "/dev/urandom differs", fresh("head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'")},
-	{"fork.kernelboot", "the kernel's random UUIDs differ", fresh("cat /proc/sys/kernel/random/uuid")},
-	{"fork.getrandom", "getrandom, in a process that lived through it", living("python", "getrandom")},
-	{"fork.pysecrets", "Python secrets, in a process that lived through it", living("python", "secrets")},
-	{"fork.pyuuid", "UUIDs, in a process that lived through it", living("python", "uuid")},
-	{"fork.pyrandom", "Python random without the reseed hook", living("python", "random")},
-	{"fork.pyhooked", "Python random with the reseed hook (SIGURG)", living("python", "hooked")},
-	{"fork.openssl", "OpenSSL with the reseed hook, in a process that lived through it", living("python", "openssl")},
-	{"fork.opensslnew", "OpenSSL, a new process", fresh("command -v openssl >/dev/null || exit 77; openssl rand -hex 16")},
-	{"fork.nodecrypto", "Node crypto, in a process that lived through it", living("node", "crypto")},
-	{"fork.nodeuuid", "Node randomUUID, in a process that lived through it", living("node", "uuid")},
-	{"fork.nodemath", "Node Math.random, in a process that lived through it", living("node", "math")},
-	{"fork.listen", "listeners answer in each child", listeners},
-	{"fork.conns", "a child's copy of an outside connection is closed", connections},
-	{"fork.timers", "sleepers and timers go on", timers},
-	{"fork.terminal", "a terminal can be reattached, with what nobody had read", terminals},
-	{"fork.inotify", "inotify watches fire", inotify},
-	{"fork.locks", "file locks hold, and end with their holder", locks},
-	{"fork.pipes", "pipes between processes", pipes},
-	{"fork.unix", "unix sockets between processes", unixSockets},
+	{"fork.source", "the source goes on, its clients connected", sourceGoesOn, ""},
+	{"fork.process", "processes and their memory are in each child", processes, ""},
+	{"fork.files", "open files without a name", openFiles, ""},
+	{"fork.clock", "the wall clock is right", clock, ""},
+	{"fork.hostname", "a host name of its own", hostnames, ""},
+	{"fork.machineid", "a machine-id of its own", machineIDs, ""},
+	{"fork.sshkeys", "SSH host keys of its own", sshKeys, ""},
+	{"fork.id", "its own sandbox id inside", ids, ""},
+	{"fork.secrets", "ephemeral secrets are not in a child", secrets, ""},
+	{"fork.urandom", "/dev/urandom differs", fresh("head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'"), ""},
+	{"fork.kernelboot", "the kernel's random UUIDs differ", fresh("cat /proc/sys/kernel/random/uuid"), ""},
+	{"fork.getrandom", "getrandom, in a process that lived through it", living("python", "getrandom"), ""},
+	{"fork.pysecrets", "Python secrets, in a process that lived through it", living("python", "secrets"), ""},
+	{"fork.pyuuid", "UUIDs, in a process that lived through it", living("python", "uuid"), ""},
+	{"fork.pyrandom", "Python random without the reseed hook", living("python", "random"), "reseed it when SIGURG comes, or /run/warren/generation changes"},
+	{"fork.pyhooked", "Python random with the reseed hook (SIGURG)", living("python", "hooked"), ""},
+	{"fork.openssl", "OpenSSL with the reseed hook, in a process that lived through it", living("python", "openssl"), ""},
+	{"fork.opensslnew", "OpenSSL, a new process", fresh("command -v openssl >/dev/null || exit 77; openssl rand -hex 16"), ""},
+	{"fork.nodecrypto", "Node crypto, in a process that lived through it", living("node", "crypto"), nodeRemedy},
+	{"fork.nodeuuid", "Node randomUUID, in a process that lived through it", living("node", "uuid"), nodeRemedy},
+	{"fork.nodemath", "Node Math.random, in a process that lived through it", living("node", "math"), nodeRemedy},
+	{"fork.listen", "listeners answer in each child", listeners, ""},
+	{"fork.conns", "a child's copy of an outside connection is closed", connections, ""},
+	{"fork.timers", "sleepers and timers go on", timers, ""},
+	{"fork.terminal", "a terminal can be reattached, with what nobody had read", terminals, ""},
+	{"fork.inotify", "inotify watches fire", inotify, ""},
+	{"fork.locks", "file locks hold, and end with their holder", locks, ""},
+	{"fork.pipes", "pipes between processes", pipes, ""},
+	{"fork.unix", "unix sockets between processes", unixSockets, ""},
 }
 
 // forks checks a fork of a sandbox full of witnesses, then a fork of a fork of
@@ -120,7 +124,11 @@ func (s *suite) forks(ctx context.Context) error {
 	if err == nil && len(f.kids) != s.o.Children {
 		err = fmt.Errorf("%d of %d children were made", len(f.kids), s.o.Children)
 	}
-	s.verdict("fork", "live fork", start, err, "%d children of one capture (kind %s) in %d ms", s.o.Children, forked.Kind, took.Milliseconds())
+	kind := ""
+	if forked.Kind != "" {
+		kind = " of kind " + forked.Kind
+	}
+	s.verdict("fork", "live fork", start, err, "%d children of one capture%s in %d ms", s.o.Children, kind, took.Milliseconds())
 	if len(f.kids) == 0 {
 		for _, c := range checks {
 			s.add(c.id, c.name, time.Now(), Unsupported, "there is no fork to look at")
@@ -136,6 +144,9 @@ func (s *suite) forks(ctx context.Context) error {
 			if e := (errUntried{}); errors.As(err, &e) {
 				s.add(c.id, c.name, start, Unsupported, "%s", e.why)
 				continue
+			}
+			if errors.As(err, new(errSame)) && c.remedy != "" {
+				err = fmt.Errorf("%w; remedy: %s", err, c.remedy)
 			}
 			s.verdict(c.id, c.name, start, err, "%s", seen)
 		}
@@ -336,11 +347,16 @@ func distinct(values []string) error {
 			return fmt.Errorf("%s has none", member(i))
 		}
 		if j := slices.Index(values, v); j < i {
-			return fmt.Errorf("%s and %s have the same", member(j), member(i))
+			return errSame{member(j), member(i)}
 		}
 	}
 	return nil
 }
+
+// errSame is of two that should differ.
+type errSame struct{ one, other string }
+
+func (e errSame) Error() string { return e.one + " and " + e.other + " have the same" }
 
 func member(i int) string {
 	if i == 0 {
@@ -645,56 +661,76 @@ func unixSockets(ctx context.Context, f *family) (string, error) {
 	return "a listener at a path and a pair of two processes work in each", err
 }
 
-// chain forks a child of the fork, and its child.
+// generations is how deep chain goes: the source is the first.
+const generations = 4
+
+// chain forks a child of the fork, and its child. Each generation changes what
+// the next has to have: a file, and what a process has counted, where the forks
+// have processes.
 func (s *suite) chain(ctx context.Context, f *family) {
 	const id, name = "fork.chain", "a fork of a fork of a fork"
 	s.o.Progress(name)
 	start := time.Now()
-	at, hosts := f.kids[0], map[string]bool{}
-	err := func() error {
-		before := ""
-		for depth := 2; depth <= 4; depth++ {
-			// Each generation changes what the next has to have.
+	memory := lives(ctx, f, f.kids[0], "keeper") == nil
+	at, hosts, ancestors := f.kids[0], map[string]bool{}, ""
+	one := func(depth int) error {
+		if memory {
 			got, err := ask(ctx, at)
 			if err != nil {
-				return fmt.Errorf("generation %d: its process does not answer: %w", depth, err)
+				return fmt.Errorf("its process does not answer: %w", err)
 			}
-			count, secret, _ := strings.Cut(got, " ")
-			if secret != f.secret || count == before {
-				return fmt.Errorf("generation %d: its process does not remember what its parent's knew", depth)
+			if got != fmt.Sprintf("%d %s", depth, f.secret) { // the second generation was asked once before
+				return errors.New("its process does not remember what its parent's knew")
 			}
-			n, err := strconv.Atoi(count)
-			if err != nil || n != depth {
-				return fmt.Errorf("generation %d: its process has counted to %q, and was asked %d times", depth, count, depth)
-			}
-			before = count
-			host, err := sh(ctx, at, "hostname 2>/dev/null || cat /proc/sys/kernel/hostname")
-			if err != nil {
-				return err
-			}
-			if hosts[host] {
-				return fmt.Errorf("generation %d has its parent's host name", depth)
-			}
-			hosts[host] = true
-			if depth == 4 {
-				return nil
-			}
-			forked, err := at.Fork(ctx, 1)
-			s.made = append(s.made, forked.Sandboxes...)
-			if err == nil {
-				err = errors.Join(forked.Errors...)
-			}
-			if err == nil && len(forked.Sandboxes) != 1 {
-				err = errors.New("there is no child")
-			}
-			if err != nil {
-				return fmt.Errorf("generation %d cannot be forked: %w", depth, err)
-			}
-			at = forked.Sandboxes[0]
 		}
+		got, err := sh(ctx, at, "cd "+dir+" && touch lineage && cat lineage")
+		if err != nil {
+			return err
+		}
+		if got != strings.TrimSpace(ancestors) {
+			return fmt.Errorf("a file has %q and not what its ancestors wrote", got)
+		}
+		line := fmt.Sprintf("generation %d", depth)
+		if _, err := sh(ctx, at, "echo "+line+" >>"+dir+"/lineage"); err != nil {
+			return err
+		}
+		ancestors += line + "\n"
+		host, err := sh(ctx, at, "hostname 2>/dev/null || cat /proc/sys/kernel/hostname")
+		if err != nil {
+			return err
+		}
+		if hosts[host] {
+			return errors.New("it has the host name of an ancestor")
+		}
+		hosts[host] = true
+		if depth == generations {
+			return nil
+		}
+		forked, err := at.Fork(ctx, 1)
+		s.made = append(s.made, forked.Sandboxes...)
+		if err == nil {
+			err = errors.Join(forked.Errors...)
+		}
+		if err == nil && len(forked.Sandboxes) != 1 {
+			err = errors.New("there is no child")
+		}
+		if err != nil {
+			return fmt.Errorf("it cannot be forked: %w", err)
+		}
+		at = forked.Sandboxes[0]
 		return nil
-	}()
-	s.verdict(id, name, start, err, "three generations, each with its parent's memory and a name of its own")
+	}
+	var err error
+	for depth := 2; depth <= generations && err == nil; depth++ {
+		if err = one(depth); err != nil {
+			err = fmt.Errorf("generation %d: %w", depth, err)
+		}
+	}
+	what := "files; their forks are of the disk"
+	if memory {
+		what = "memory and files"
+	}
+	s.verdict(id, name, start, err, "%d generations, each with its parent's %s, and a name of its own", generations, what)
 	for _, sb := range s.made {
 		if sb != f.source && !slices.Contains(f.kids, sb) {
 			sb.Kill(ctx)

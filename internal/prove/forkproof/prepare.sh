@@ -100,5 +100,10 @@ if command -v node >/dev/null 2>&1; then
 		sleep 0.2
 	done
 fi
+# What a host makes when its SSH server is set up.
+if command -v ssh-keygen >/dev/null 2>&1 && mkdir -p /etc/ssh; then
+	rm -f /etc/ssh/ssh_host_ed25519_key /etc/ssh/ssh_host_ed25519_key.pub
+	ssh-keygen -q -t ed25519 -N "" -f /etc/ssh/ssh_host_ed25519_key
+fi
 sleep 0.5
 echo ready
