@@ -121,7 +121,7 @@ func checkProved(t *testing.T, r *prove.Report, name string) {
 	}
 	// What busybox has a witness for is kept by a capture of memory, and the
 	// same rows are measured as lost by one of the disk.
-	for _, id := range []string{"capture_full", "hibernate", "fork.process", "fork.files", "fork.timers", "fork.terminal", "fork.locks", "fork.pipes", "fork.listen", "fork.conns"} {
+	for _, id := range []string{"capture_full", "hibernate", "fork.process", "fork.files", "fork.timers", "fork.terminal", "fork.pipes", "fork.listen", "fork.conns"} {
 		want[id] = full
 	}
 	if !rt.Claims.DiskCapture && !rt.Claims.FullCapture {

@@ -786,7 +786,7 @@ func (s *suite) sleep(ctx context.Context, f *family) {
 			return err
 		}
 		for n := range cycles {
-			sum, err := sh(ctx, f.source, fmt.Sprintf("head -c 200000 /dev/urandom >>%s/grows; cksum <%s/grows", dir, dir))
+			sum, err := sh(ctx, f.source, fmt.Sprintf("head -c 200000 /dev/urandom >>%s/grows; md5sum <%s/grows", dir, dir))
 			if err != nil {
 				return err
 			}
@@ -817,7 +817,7 @@ func (s *suite) sleep(ctx context.Context, f *family) {
 			if y != x+1 {
 				return errors.New("its process does not remember")
 			}
-			if again, err := sh(ctx, f.source, "cksum <"+dir+"/grows"); err != nil || again != sum {
+			if again, err := sh(ctx, f.source, "md5sum <"+dir+"/grows"); err != nil || again != sum {
 				return errors.New("a file that was never synced is not the same")
 			}
 			now, err := sh(ctx, f.source, "hostname; cat /etc/machine-id 2>/dev/null || true")

@@ -84,7 +84,7 @@ func (s *suite) disk(ctx context.Context) error {
 		if _, err := sh(ctx, sb, "mkdir -p /srv/p && echo before >/srv/p/f && ln /srv/p/f /srv/p/h && ln -s f /srv/p/l && rm -rf /var/tmp && head -c 300000 /dev/urandom >/srv/p/big"); err != nil {
 			return err
 		}
-		sum, err := sh(ctx, sb, "cksum </srv/p/big")
+		sum, err := sh(ctx, sb, "md5sum </srv/p/big")
 		if err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func (s *suite) disk(ctx context.Context) error {
 		if got != "before\nbefore\nbefore\ngone" {
 			return fmt.Errorf("its files are %q", got)
 		}
-		if again, err := sh(ctx, child, "cksum </srv/p/big"); err != nil || again != sum {
+		if again, err := sh(ctx, child, "md5sum </srv/p/big"); err != nil || again != sum {
 			return fmt.Errorf("a file that was never synced is not the same: %s, then %s (%v)", sum, again, err)
 		}
 		return nil

@@ -18,7 +18,7 @@ bg() { # NAME COMMAND...
 }
 
 # A process that counts and remembers, asked through two fifos.
-mkfifo q a pin
+mkfifo q a pin open.q open.a
 cat >keeper.sh <<'K'
 n=0
 while :; do
@@ -63,7 +63,6 @@ while :; do
 	echo "$line" >open.a
 done
 K
-mkfifo open.q open.a
 bg open sh open.sh
 
 if command -v python3 >/dev/null 2>&1; then
