@@ -96,6 +96,17 @@ func TestBadRequests(t *testing.T) {
 		body := io.MultiReader(strings.NewReader(`{"template":"tiny","metadata":{"a":"`), io.LimitReader(letters{}, 3<<20), strings.NewReader(`"}}`))
 		l.raw(t, "POST", create, http.Header{"Content-Type": {"application/json"}}, body).wantError(t, sandbox.CodeTooLarge)
 	})
+	t.Run("limits that a runtime cannot hold", func(t *testing.T) {
+		all, err := l.cl.Runtimes(t.Context())
+		must(t, err)
+		for _, r := range all {
+			if !r.Available || r.Capabilities.DiskLimit {
+				continue
+			}
+			_, err := l.cl.CreateSandbox(t.Context(), wire.CreateSandbox{Template: "tiny", Runtime: r.Name, Resources: wire.ResourceRequest{DiskMiB: 100}})
+			wantError(t, err, sandbox.CodeUnsupported, r.Name, "disk")
+		}
+	})
 	if made := l.list(t, client.Filter{Live: true}); len(made) != 0 {
 		t.Errorf("bad requests made %d sandboxes", len(made))
 	}

@@ -55,11 +55,7 @@ func TestOOM(t *testing.T) {
 				t.Errorf("warren exec: exit %d, %s", cli.code, cli.stderr)
 			}
 		} else {
-			if err == nil {
-				t.Errorf("the command's end is told as %+v", res)
-			} else if code := sandbox.CodeOf(err); code != sandbox.CodeUnavailable && code != sandbox.CodeConflict {
-				t.Errorf("the exec gave %v (%s)", err, code)
-			}
+			wantError(t, err, sandbox.CodeUnavailable, "ended under the command", "oom_killed")
 			l.waitEnded(t, sb.ID, sandbox.Failed, sandbox.ReasonOOM)
 			_, err := l.cl.Exec(t.Context(), sb.ID, wire.Exec{Cmd: wire.Command{Argv: []string{"true"}}})
 			wantError(t, err, sandbox.CodeConflict, "oom_killed")

@@ -65,6 +65,9 @@ func background(t *testing.T, c *agentclient.Client, want int, cmd agentclient.C
 	return l
 }
 
+// testLimit is how long anything may take on a loaded machine.
+const testLimit = 30 * time.Second
+
 func eventually(t *testing.T, limit time.Duration, f func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {

@@ -20,18 +20,25 @@ import (
 	"github.com/warrenhq/warren/internal/testenv"
 )
 
-// startPID1 builds the agent and runs it as PID 1 of new PID, mount and UTS
-// namespaces with a /proc of their own.
-func startPID1(t *testing.T) (*exec.Cmd, *agentclient.Client) {
+// buildAgent builds the agent as it is shipped.
+func buildAgent(t *testing.T) string {
 	t.Helper()
-	testenv.Root(t)
-	unshare := testenv.Command(t, "unshare", "install util-linux")
 	bin := filepath.Join(t.TempDir(), "warren-agent")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
+	return bin
+}
+
+// startPID1 builds the agent and runs it as PID 1 of new PID, mount and UTS
+// namespaces with a /proc of their own.
+func startPID1(t *testing.T) (*exec.Cmd, *agentclient.Client) {
+	t.Helper()
+	testenv.Root(t)
+	unshare := testenv.Command(t, "unshare", "install util-linux")
+	bin := buildAgent(t)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

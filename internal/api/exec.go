@@ -76,7 +76,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*body[wire.ExecResult], 
 		}
 		// The agent counts, too, and may say so a little before our own clock does.
 		if ctx.Err() != nil || timeout == 0 || (runCtx.Err() == nil && sandbox.CodeOf(err) != sandbox.CodeTimeout) {
-			return nil, ofUser(err)
+			return nil, a.whyCut(ctx, id, ofUser(err))
 		}
 		out.TimedOut, out.ExitCode = true, exitTimedOut
 	} else {
@@ -102,6 +102,38 @@ func ofUser(err error) error {
 		return sandbox.Errorf(sandbox.CodeInvalid, "%w", err)
 	}
 	return err
+}
+
+// endWait is how long the end of a sandbox may take to be on record after its
+// connections broke off.
+const endWait = 2 * time.Second
+
+// whyCut makes of an agent that cannot be reached the end of its sandbox, where
+// that is why.
+func (a *API) whyCut(ctx context.Context, id sandbox.ID, err error) error {
+	if code := sandbox.CodeOf(err); code != sandbox.CodeUnavailable && code != sandbox.CodeConflict {
+		return err
+	}
+	for end := time.Now().Add(endWait); ; {
+		sb, gerr := a.back.Get(ctx, tenantOf(ctx), id)
+		switch {
+		case gerr != nil:
+			return err
+		case sb.Reason != "":
+			detail := ""
+			if sb.Detail != "" {
+				detail = " (" + sb.Detail + ")"
+			}
+			return sandbox.Errorf(sandbox.CodeUnavailable, "the sandbox ended under the command: %s%s", sb.Reason, detail).With("reason", string(sb.Reason))
+		case time.Now().After(end):
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // oomKills gives how many OOM kills the sandbox has had: as recorded, or, where

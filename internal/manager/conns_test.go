@@ -19,6 +19,20 @@ func (l listening) Dial(ctx context.Context, _ int) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "tcp", l.addr)
 }
 
+// hanging is an instance whose Dial tells that it began, and waits for ever.
+type hangingInstance struct {
+	sandbox.Instance
+	began chan struct{}
+}
+
+func hanging(began chan struct{}) sandbox.Instance { return hangingInstance{began: began} }
+
+func (h hangingInstance) Dial(ctx context.Context, _ int) (net.Conn, error) {
+	close(h.began)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
 func TestHangUp(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -52,6 +66,20 @@ func TestHangUp(t *testing.T) {
 		t.Error("a read of a connection that was hung up gave no error")
 	}
 	silent.Close()
+
+	// One that is being made, to an address that does not answer.
+	var d conns
+	mute := make(chan error, 1)
+	began := make(chan struct{})
+	go func() {
+		_, err := d.dial(t.Context(), hanging(began), 1)
+		mute <- err
+	}()
+	<-began
+	d.hangUp()
+	if err := <-mute; sandbox.CodeOf(err) != sandbox.CodeConflict {
+		t.Errorf("a connection that was being made: %v", err)
+	}
 	if _, err := c.dial(t.Context(), inst, 1); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("a connection after the end: %v", err)
 	}
