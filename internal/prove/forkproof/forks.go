@@ -62,8 +62,11 @@ type check struct {
 	remedy   string // what a program can do where it is a No
 }
 
-// A process of Node.js has no call to reseed its generators by.
-const nodeRemedy = "start a new process after a fork, or read /dev/urandom"
+// What a program can do whose generator's state is in its own memory.
+const (
+	pythonRemedy = "reseed upon SIGURG or a change of /run/warren/generation, or load Warren's reseed module (warren_reseed) in the template"
+	nodeRemedy   = "load Warren's reseed module by NODE_OPTIONS in the template, read /dev/urandom, or start a new process"
+)
 
 var checks = []check{
 	{"fork.source", "the source goes on, its clients connected", sourceGoesOn, ""},
@@ -80,9 +83,10 @@ var checks = []check{
 	{"fork.getrandom", "getrandom, in a process that lived through it", living("python", "getrandom"), ""},
 	{"fork.pysecrets", "Python secrets, in a process that lived through it", living("python", "secrets"), ""},
 	{"fork.pyuuid", "UUIDs, in a process that lived through it", living("python", "uuid"), ""},
-	{"fork.pyrandom", "Python random without the reseed hook", living("python", "random"), "reseed it when SIGURG comes, or /run/warren/generation changes"},
-	{"fork.pyhooked", "Python random with the reseed hook (SIGURG)", living("python", "hooked"), ""},
-	{"fork.openssl", "OpenSSL with the reseed hook, in a process that lived through it", living("python", "openssl"), ""},
+	{"fork.pyrandom", "Python random, in a process that lived through it", living("python", "random"), pythonRemedy},
+	{"fork.pyhooked", "Python random, in one that reseeds upon SIGURG", living("python", "hooked"), ""},
+	{"fork.openssl", "OpenSSL, in a process that lived through it", living("python", "openssl"), pythonRemedy},
+	{"fork.opensslhooked", "OpenSSL, in one that reseeds upon SIGURG", living("python", "opensslhooked"), ""},
 	{"fork.opensslnew", "OpenSSL, a new process", fresh("command -v openssl >/dev/null || exit 77; openssl rand -hex 16"), ""},
 	{"fork.nodecrypto", "Node crypto, in a process that lived through it", living("node", "crypto"), nodeRemedy},
 	{"fork.nodeuuid", "Node randomUUID, in a process that lived through it", living("node", "uuid"), nodeRemedy},
@@ -401,7 +405,7 @@ func askLiving(ctx context.Context, f *family, witness string, sb Sandbox) (map[
 	line := `cd ` + dir + ` && { [ -s python.said ] || python3 -c '
 import socket
 s = socket.socket(socket.AF_UNIX); s.settimeout(15); s.connect("py.sock")
-s.sendall(b"random hooked secrets uuid getrandom openssl unix\n")
+s.sendall(b"random hooked secrets uuid getrandom openssl opensslhooked unix\n")
 print(s.makefile().read(), end="")' >python.said; } && cat python.said`
 	if witness == "node" {
 		line = `cd ` + dir + ` && { [ -s node.said ] || timeout 20 node -e '

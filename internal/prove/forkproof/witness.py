@@ -3,35 +3,40 @@
 # py.sock, one word for each name that it is asked.
 import ctypes, os, random, secrets, signal, socket, ssl, struct, sys, threading, uuid
 
-hooked = random.Random()
+here, there = socket.socketpair(socket.AF_UNIX)
+random.random(), secrets.token_hex(1), ssl.RAND_bytes(1)  # every generator has its seed before the capture
 
 
 def reseed(*_):  # the hook: SIGURG comes after a restore, before anything else
-    hooked.seed()
+    random.seed()
     ssl.RAND_add(os.urandom(32), 32)
 
 
-here, there = socket.socketpair(socket.AF_UNIX)
-if os.fork() == 0:
+if os.fork() == 0:  # one that hooks, where its parent has only what the template loads
     here.close()
+    signal.signal(signal.SIGURG, reseed)
     while (q := there.recv(100)):
-        there.send(b"pong " + q)
+        if q == b"random": there.send(b"%032x" % random.getrandbits(128))
+        elif q == b"openssl": there.send(ssl.RAND_bytes(16).hex().encode())
+        else: there.send(b"pong-" + q)
     os._exit(0)
 there.close()
-signal.signal(signal.SIGURG, reseed)
-secrets.token_hex(1), ssl.RAND_bytes(1), random.random()  # every generator has its seed before the capture
+
+
+def other(q):
+    here.send(q)
+    return here.recv(100).decode()
 
 
 def answer(name):
     if name == "random": return "%032x" % random.getrandbits(128)
-    if name == "hooked": return "%032x" % hooked.getrandbits(128)
+    if name == "hooked": return other(b"random")
+    if name == "opensslhooked": return other(b"openssl")
     if name == "secrets": return secrets.token_hex(16)
     if name == "uuid": return str(uuid.uuid4())
     if name == "getrandom": return os.getrandom(16).hex()
     if name == "openssl": return ssl.RAND_bytes(16).hex()
-    if name == "unix":
-        here.send(b"ping")
-        return here.recv(100).decode().replace(" ", "-")
+    if name == "unix": return other(b"ping")
     return "?"
 
 
