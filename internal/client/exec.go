@@ -40,10 +40,31 @@ type Running struct {
 	PID    uint32
 	c      *Client
 	proc   processconnect.ProcessClient
-	stream *connect.ServerStreamForClient[process.StartResponse]
+	stream eventStream
 	cmd    Command
 	cancel context.CancelFunc
 }
+
+// eventStream is the events of a command, of the stream that started it or of
+// one that was attached later.
+type eventStream interface {
+	Receive() bool
+	Event() *process.ProcessEvent
+	Err() error
+	Close() error
+}
+
+type startStream struct {
+	*connect.ServerStreamForClient[process.StartResponse]
+}
+
+func (s startStream) Event() *process.ProcessEvent { return s.Msg().GetEvent() }
+
+type attachStream struct {
+	*connect.ServerStreamForClient[process.ConnectResponse]
+}
+
+func (s attachStream) Event() *process.ProcessEvent { return s.Msg().GetEvent() }
 
 // Start starts a command inside. The caller calls Wait.
 func (c *Client) Start(ctx context.Context, id string, cmd Command) (*Running, error) {
@@ -71,9 +92,31 @@ func (c *Client) Start(ctx context.Context, id string, cmd Command) (*Running, e
 		cancel()
 		return nil, c.Error(err)
 	}
-	r := &Running{c: c, proc: proc, stream: stream, cmd: cmd, cancel: cancel}
-	for stream.Receive() {
-		switch e := stream.Msg().GetEvent().GetEvent().(type) {
+	return c.running(&Running{c: c, proc: proc, stream: startStream{stream}, cmd: cmd, cancel: cancel})
+}
+
+// Attach attaches to a command that runs inside, by its process id there, and
+// writes to out what it writes from now on, and before that what nobody was
+// attached to take. The caller calls Wait, whose end by ctx leaves the command
+// running.
+func (c *Client) Attach(ctx context.Context, id string, pid uint32, out io.Writer) (*Running, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	proc := c.Process(id)
+	stream, err := proc.Connect(ctx, connect.NewRequest(&process.ConnectRequest{
+		Process: &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: pid}},
+	}))
+	if err != nil {
+		cancel()
+		return nil, c.Error(err)
+	}
+	return c.running(&Running{c: c, proc: proc, stream: attachStream{stream}, cmd: Command{Stdout: out, Stderr: out}, cancel: cancel})
+}
+
+// running waits for a stream's first event.
+func (c *Client) running(r *Running) (*Running, error) {
+	var err error
+	for r.stream.Receive() {
+		switch e := r.stream.Event().GetEvent().(type) {
 		case *process.ProcessEvent_Start:
 			r.PID = e.Start.GetPid()
 			return r, nil
@@ -88,8 +131,8 @@ func (c *Client) Start(ctx context.Context, id string, cmd Command) (*Running, e
 	if err == nil {
 		err = r.streamError()
 	}
-	stream.Close()
-	cancel()
+	r.stream.Close()
+	r.cancel()
 	return nil, c.Error(err)
 }
 
@@ -122,7 +165,7 @@ func (r *Running) Wait(ctx context.Context) (Exit, error) {
 		return err
 	}
 	for r.stream.Receive() {
-		switch e := r.stream.Msg().GetEvent().GetEvent().(type) {
+		switch e := r.stream.Event().GetEvent().(type) {
 		case *process.ProcessEvent_Data:
 			var err error
 			switch o := e.Data.GetOutput().(type) {
@@ -183,10 +226,7 @@ func (r *Running) feedTTY(ctx context.Context) {
 	for {
 		n, err := r.cmd.Stdin.Read(buf)
 		if n > 0 {
-			_, serr := r.proc.SendInput(ctx, connect.NewRequest(&process.SendInputRequest{
-				Process: r.selector(), Input: &process.ProcessInput{Input: &process.ProcessInput_Pty{Pty: buf[:n]}},
-			}))
-			if serr != nil {
+			if r.Type(ctx, buf[:n]) != nil {
 				return
 			}
 		}
@@ -194,6 +234,14 @@ func (r *Running) feedTTY(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// Type sends text to the command's terminal.
+func (r *Running) Type(ctx context.Context, text []byte) error {
+	_, err := r.proc.SendInput(ctx, connect.NewRequest(&process.SendInputRequest{
+		Process: r.selector(), Input: &process.ProcessInput{Input: &process.ProcessInput_Pty{Pty: text}},
+	}))
+	return r.c.Error(err)
 }
 
 func (r *Running) selector() *process.ProcessSelector {
