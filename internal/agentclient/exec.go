@@ -244,6 +244,16 @@ func (c *Client) Signal(ctx context.Context, pid uint32, kill bool) error {
 	return Error(err)
 }
 
+// KillTagged sends SIGKILL to the command of that tag and its process group.
+// CodeNotFound: it does not run any more, or not yet.
+func (c *Client) KillTagged(ctx context.Context, tag string) error {
+	_, err := c.process.SendSignal(ctx, connect.NewRequest(&process.SendSignalRequest{
+		Process: &process.ProcessSelector{Selector: &process.ProcessSelector_Tag{Tag: tag}},
+		Signal:  process.Signal_SIGNAL_SIGKILL,
+	}))
+	return Error(err)
+}
+
 // Resize changes the size of a command's terminal.
 func (c *Client) Resize(ctx context.Context, pid uint32, s Size) error {
 	_, err := c.process.Update(ctx, connect.NewRequest(&process.UpdateRequest{

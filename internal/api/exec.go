@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"net/http"
 	"strings"
@@ -56,6 +57,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*body[wire.ExecResult], 
 	}
 	defer leave()
 	before := a.oomKills(ctx, id, false)
+	cmd.Tag = "warren.exec." + rand.Text()
 
 	// What ends the command early: its timeout, or the client's going away.
 	// The agent only hears of the first, so the second is ours to pass on.
@@ -69,10 +71,8 @@ func (a *API) exec(ctx context.Context, in *execInput) (*body[wire.ExecResult], 
 	took := time.Since(start)
 	out := wire.ExecResult{DurationMS: float64(took.Microseconds()) / 1000, Truncated: res.StdoutTruncated || res.StderrTruncated}
 	if err != nil {
-		if res.PID != 0 && runCtx.Err() != nil {
-			killCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), killWait)
-			defer stop()
-			agent.Signal(killCtx, res.PID, true) // not_found: the agent was faster
+		if runCtx.Err() != nil {
+			abandon(ctx, agent, cmd.Tag, res.PID != 0)
 		}
 		// The agent counts, too, and may say so a little before our own clock does.
 		if ctx.Err() != nil || timeout == 0 || (runCtx.Err() == nil && sandbox.CodeOf(err) != sandbox.CodeTimeout) {
@@ -91,6 +91,25 @@ func (a *API) exec(ctx context.Context, in *execInput) (*body[wire.ExecResult], 
 	out.Stdout, out.StdoutBase64 = textOrBytes(res.Stdout)
 	out.Stderr, out.StderrBase64 = textOrBytes(res.Stderr)
 	return &body[wire.ExecResult]{out}, nil
+}
+
+// abandon ends the command of that tag, which nobody waits for any more. Where
+// its start was not told yet, it may be on its way to the agent, and is looked
+// for a few times.
+func abandon(ctx context.Context, agent *agentclient.Client, tag string, started bool) {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), killWait)
+	defer stop()
+	for range 10 {
+		err := agent.KillTagged(ctx, tag)
+		if started || sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			return // not_found once it started: the agent was faster
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // ofUser makes the agent's "unauthenticated" what it is to our client: the
