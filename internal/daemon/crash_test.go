@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,8 @@ type operation struct {
 	// prepare makes what run needs, and is not part of the operation.
 	prepare func(t *testing.T, s *stage) string
 	run     func(ctx context.Context, t *testing.T, s *stage, prepared string)
+	// survived checks what the next daemon makes of what was prepared.
+	survived func(t *testing.T, s *stage, prepared string)
 }
 
 func createOp(runtime string) operation {
@@ -67,6 +70,29 @@ var operations = []operation{
 	{name: "set network", prepare: prepared("container"), run: func(ctx context.Context, t *testing.T, s *stage, id string) {
 		s.client.SetNetwork(ctx, id, wire.Network{Mode: "none"})
 	}},
+	captureOp("suspend", "container", running, func(ctx context.Context, s *stage, id string) { s.client.Suspend(ctx, id) }),
+	captureOp("suspend", "gvisor", running, func(ctx context.Context, s *stage, id string) { s.client.Suspend(ctx, id) }),
+	captureOp("unsuspend", "gvisor", suspended, func(ctx context.Context, s *stage, id string) { s.client.Unsuspend(ctx, id) }),
+	captureOp("snapshot", "container", running, snapshotIt),
+	captureOp("snapshot", "gvisor", running, snapshotIt),
+	captureOp("snapshot of a suspended", "gvisor", suspended, snapshotIt),
+	captureOp("fork", "container", running, forkIt),
+	captureOp("fork", "gvisor", running, forkIt),
+	captureOp("fork of a hibernated", "gvisor", hibernated, forkIt),
+	captureOp("hibernate", "gvisor", running, func(ctx context.Context, s *stage, id string) { s.client.Hibernate(ctx, id) }),
+	captureOp("hibernate a suspended", "gvisor", suspended, func(ctx context.Context, s *stage, id string) { s.client.Hibernate(ctx, id) }),
+	captureOp("wake", "gvisor", hibernated, func(ctx context.Context, s *stage, id string) { s.client.Wake(ctx, id) }),
+	captureOp("kill a hibernated", "gvisor", hibernated, func(ctx context.Context, s *stage, id string) { s.client.Kill(ctx, id) }),
+	{name: "remove snapshot", prepare: func(t *testing.T, s *stage) string {
+		id := prepared("container")(t, s)
+		n, err := s.client.CreateSnapshot(t.Context(), id, wire.CreateSnapshot{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.ID
+	}, run: func(ctx context.Context, t *testing.T, s *stage, id string) {
+		s.client.RemoveSnapshot(ctx, id)
+	}},
 	{name: "build", run: func(ctx context.Context, t *testing.T, s *stage, _ string) {
 		s.build(ctx, t)
 	}},
@@ -78,6 +104,80 @@ var operations = []operation{
 	}, run: func(ctx context.Context, t *testing.T, s *stage, _ string) {
 		s.client.RemoveTemplate(ctx, "built")
 	}},
+}
+
+func running(*testing.T, *stage, string) {}
+
+func suspended(t *testing.T, s *stage, id string) {
+	if err := s.client.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func hibernated(t *testing.T, s *stage, id string) {
+	if err := s.client.Hibernate(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func snapshotIt(ctx context.Context, s *stage, id string) {
+	s.client.CreateSnapshot(ctx, id, wire.CreateSnapshot{})
+}
+
+func forkIt(ctx context.Context, s *stage, id string) {
+	s.client.Fork(ctx, id, wire.Fork{Count: 2})
+}
+
+// captureOp is an operation on a sandbox in whose memory a command counts.
+// Whatever the operation comes to, the sandbox is what it was or what it was
+// to be, and the command goes on.
+func captureOp(name, runtime string, become func(t *testing.T, s *stage, id string), run func(ctx context.Context, s *stage, id string)) operation {
+	return operation{name: name + " " + runtime, prepare: func(t *testing.T, s *stage) string {
+		id := prepared(runtime)(t, s)
+		s.counter(t, id)
+		if _, err := s.run(id, "until test -s /tmp/count; do sleep 0.05; done"); err != nil {
+			t.Fatal(err)
+		}
+		become(t, s, id)
+		return id
+	}, run: func(ctx context.Context, t *testing.T, s *stage, id string) {
+		run(ctx, s, id)
+	}, survived: func(t *testing.T, s *stage, id string) {
+		sb, err := s.client.Sandbox(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch sb.State {
+		case sandbox.Killed:
+			if sb.Reason != sandbox.ReasonKilledByUser {
+				t.Errorf("it ended for %s", sb.Reason)
+			}
+			return
+		case sandbox.Suspended:
+			if err := s.client.Unsuspend(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+		}
+		s.counts(t, id) // wakes it
+	}}
+}
+
+// removeSnapshots removes all, and checks that the disk has nothing of any.
+func (s *stage) removeSnapshots(t *testing.T) {
+	t.Helper()
+	for n, err := range s.client.Snapshots(t.Context(), "") {
+		if err == nil {
+			err = s.client.RemoveSnapshot(t.Context(), n.ID)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	for _, dir := range []string{"snp*", "tmp/*"} {
+		if left, _ := filepath.Glob(filepath.Join(s.cfg.State, "snapshots", dir)); len(left) > 0 {
+			t.Errorf("left of captures: %v", left)
+		}
+	}
 }
 
 // build builds the template "built" from a Dockerfile of two steps.
@@ -113,15 +213,19 @@ func TestCrash(t *testing.T) {
 	}
 	reached := map[string]bool{}
 	runs := 0
-	survive := func(t *testing.T) {
+	survive := func(t *testing.T, checks ...func()) {
 		t.Helper()
 		runs++
 		s.start(t)
 		s.verify(t)
+		for _, check := range checks {
+			check()
+		}
 		for _, id := range kept {
 			s.counts(t, id)
 		}
 		s.killAll(t, kept...)
+		s.removeSnapshots(t)
 		if t.Failed() {
 			t.Logf("the daemon said:\n%s", s.d.stderr)
 		}
@@ -146,6 +250,7 @@ func TestCrash(t *testing.T) {
 				t.Fatal("it passes no point")
 			}
 			s.killAll(t, kept...)
+			s.removeSnapshots(t)
 			s.verify(t)
 			for _, point := range points {
 				t.Run(point, func(t *testing.T) {
@@ -159,7 +264,11 @@ func TestCrash(t *testing.T) {
 						s.d.kill(t)
 					}
 					reached[point] = true
-					survive(t)
+					survive(t, func() {
+						if op.survived != nil {
+							op.survived(t, s, p)
+						}
+					})
 				})
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -444,6 +445,7 @@ func (s *stage) verify(t *testing.T) {
 			if out, err := s.run(sb.ID, "echo yes"); err != nil || out != "yes" {
 				t.Errorf("%s is said to run and answers %q, %v", sb.ID, out, err)
 			}
+		case sandbox.Suspended, sandbox.Hibernated:
 		case sandbox.Killed, sandbox.Failed:
 			if sb.Reason == "" || sb.EndedAt == nil {
 				t.Errorf("%s ended without a reason: %+v", sb.ID, sb)
@@ -472,7 +474,14 @@ func (s *stage) compare(t *testing.T) (problems []string) {
 		return []string{err.Error()}
 	}
 	for _, sb := range s.live(t) {
-		live[sandbox.ID(sb.ID)] = slotOf(sb.Address)
+		if sb.State != sandbox.Hibernated {
+			live[sandbox.ID(sb.ID)] = slotOf(sb.Address)
+			continue
+		}
+		// Its console is all that the host has of it, beside its capture.
+		items = slices.DeleteFunc(items, func(i census.Item) bool {
+			return i.Kind == census.Dir && i.ID == sandbox.ID(sb.ID)
+		})
 	}
 	for _, i := range census.Unexplained(items, live, true) {
 		problems = append(problems, "not explained by a live sandbox: "+i.String())

@@ -354,7 +354,8 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 	}
 	pointWakeGoing.Hit()
 	now := m.now()
-	err = m.update(ctx, l, func(r *store.Record) {
+	// Its commands go on already: nobody's giving up may take it back now.
+	err = m.update(context.WithoutCancel(ctx), l, func(r *store.Record) {
 		r.State, r.Op, r.Capture, r.BootID = sandbox.Running, store.OpNone, "", m.bootID
 		r.HibernatedAt = time.Time{}
 		if r.OnTimeout == sandbox.OnTimeoutHibernate && r.Lifetime > 0 {

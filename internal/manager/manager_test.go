@@ -423,7 +423,7 @@ func TestRuntimes(t *testing.T) {
 	}
 	w.other.OnProbe = func() error { return errors.New("broken") }
 	all := m.Runtimes(t.Context())
-	if len(all) != 3 || !all[0].Default || all[0].Error != nil || all[1].Default || all[1].Error == nil || all[2].Name != "isolate" || all[2].Error.Code != sandbox.CodeUnsupported {
+	if len(all) != 4 || !all[0].Default || all[0].Error != nil || all[1].Default || all[1].Error == nil || all[3].Name != "isolate" || all[3].Error.Code != sandbox.CodeUnsupported {
 		t.Errorf("runtimes are %+v", all)
 	}
 	if s := create(t, m, manager.CreateRequest{}); s.Runtime != "fake" {

@@ -354,13 +354,19 @@ func (m *Manager) Snapshots(ctx context.Context, tenant string, f SnapshotFilter
 	return page, next, nil
 }
 
-// SnapshotByName gives a tenant's snapshot by name or ID. CodeNotFound: the
-// tenant has no such one.
+// SnapshotByName gives a tenant's snapshot by name or ID, a hidden one by its
+// ID alone. CodeNotFound: the tenant has no such one.
 func (m *Manager) SnapshotByName(ctx context.Context, tenant, nameOrID string) (sandbox.Snapshot, error) {
+	if sandbox.IsSnapshotID(nameOrID) {
+		if n, err := m.store.GetSnapshot(ctx, nameOrID); err == nil && n.Hidden && n.Tenant == tenant {
+			return n.Snapshot, nil
+		}
+	}
 	n, err := m.snapshotOf(ctx, tenant, nameOrID)
 	return n.Snapshot, err
 }
 
+// snapshotOf gives a snapshot that the tenant may use and remove.
 func (m *Manager) snapshotOf(ctx context.Context, tenant, nameOrID string) (store.Snapshot, error) {
 	missing := sandbox.Errorf(sandbox.CodeNotFound, "no snapshot %q: `warren snapshot ls` shows what there is", short(nameOrID))
 	if !sandbox.IsSnapshotID(nameOrID) {

@@ -28,6 +28,7 @@ type world struct {
 	store *faultyStore
 	rt    *managertest.Runtime
 	other *managertest.Runtime
+	full  *managertest.MemoryRuntime
 	net   *managertest.Network
 	tpl   *managertest.Templates
 	clock *managertest.Clock
@@ -55,7 +56,7 @@ func (s *faultyStore) Update(ctx context.Context, r store.Record, events ...sand
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
-		dir: t.TempDir(), rt: managertest.NewRuntime("fake"), other: managertest.NewRuntime("other"), net: managertest.NewNetwork(1000),
+		dir: t.TempDir(), rt: managertest.NewRuntime("fake"), other: managertest.NewRuntime("other"), full: managertest.NewMemoryRuntime("full"), net: managertest.NewNetwork(1000),
 		tpl: managertest.NewTemplates(), clock: managertest.NewClock(time.Now()), host: managertest.NewHost(),
 	}
 	s, err := store.OpenSQLite(t.Context(), filepath.Join(w.dir, "warren.db"), store.Options{Ballast: -1})
@@ -65,7 +66,7 @@ func newWorld(t *testing.T) *world {
 	w.store = &faultyStore{Store: s}
 	t.Cleanup(func() {
 		w.stop(t)
-		for _, rt := range []*managertest.Runtime{w.rt, w.other} {
+		for _, rt := range []*managertest.Runtime{w.rt, w.other, w.full.Runtime} {
 			rt.OnKill = nil
 			ids, _ := rt.List(context.Background())
 			for _, id := range ids {
@@ -81,7 +82,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) start(t *testing.T) *manager.Manager {
 	t.Helper()
 	cfg := manager.Config{
-		StateDir: w.dir, Store: w.store, Runtimes: []sandbox.Runtime{w.rt, w.other}, Planned: []string{"isolate"},
+		StateDir: w.dir, Store: w.store, Runtimes: []sandbox.Runtime{w.rt, w.other, w.full}, Planned: []string{"isolate"},
 		Network: w.net, Templates: w.tpl, Clock: w.clock, Host: w.host,
 	}
 	if w.tune != nil {
@@ -119,7 +120,9 @@ func (w *world) check(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	live := map[sandbox.ID]store.Record{}
+	live := map[sandbox.ID]store.Record{} // not ended
+	running := map[sandbox.ID]store.Record{}
+	needed := map[string]bool{} // captures
 	for _, r := range recs {
 		switch {
 		case r.State.Ended():
@@ -132,29 +135,78 @@ func (w *world) check(t *testing.T) {
 			if r.Op != store.OpNone {
 				t.Errorf("%s has ended and still has the intent %q", r.ID, r.Op)
 			}
-		case r.State == sandbox.Running && r.Op == store.OpNone:
+		case (r.State == sandbox.Running || r.State == sandbox.Suspended) && r.Op == store.OpNone:
+			live[r.ID], running[r.ID] = r, r
+			frozen, suspended := false, false
+			if box := w.box(r.ID); box != nil {
+				frozen, suspended = box.Stopped()
+			}
+			if stopped := r.State == sandbox.Suspended; suspended != stopped || frozen != (stopped && r.Runtime == "full") {
+				t.Errorf("%s is %s, and stopped by its agent: %v, by its runtime: %v", r.ID, r.State, frozen, suspended)
+			}
+		case r.State == sandbox.Hibernated && r.Op == store.OpNone:
 			live[r.ID] = r
+			if r.Capture == "" || r.HibernatedAt.IsZero() {
+				t.Errorf("%s is hibernated at %v in %q", r.ID, r.HibernatedAt, r.Capture)
+			}
 		default:
 			t.Errorf("%s is left %s with the intent %q", r.ID, r.State, r.Op)
 		}
 	}
 	held := map[sandbox.ID]bool{}
-	for _, rt := range []*managertest.Runtime{w.rt, w.other} {
+	for _, rt := range []*managertest.Runtime{w.rt, w.other, w.full.Runtime} {
 		ids, _ := rt.List(context.Background())
 		for _, id := range ids {
 			held[id] = true
-			if live[id].Runtime != rt.Name() {
+			if running[id].Runtime != rt.Name() {
 				t.Errorf("runtime %s holds %s, which is not live there", rt.Name(), id)
 			}
 		}
 	}
 	slots := w.net.Holders()
-	if len(slots) != len(live) {
-		t.Errorf("%d slots for %d live sandboxes", len(slots), len(live))
+	if len(slots) != len(running) {
+		t.Errorf("%d slots for %d running sandboxes", len(slots), len(running))
+	}
+	snaps, _, err := w.store.ListSnapshots(context.Background(), store.SnapshotFilter{Hidden: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers := func(all []string) {
+		for _, l := range all {
+			if rel, ok := strings.CutPrefix(l, filepath.Join(w.dir, "snapshots")+"/"); ok {
+				needed[filepath.Dir(rel)] = true
+			}
+		}
+	}
+	for _, r := range live {
+		needed[r.Snapshot], needed[r.Capture] = true, true
+		layers(r.Layers)
+	}
+	for _, n := range snaps {
+		if !n.Hidden {
+			needed[n.ID] = true
+			layers(n.Layers)
+		}
+	}
+	for _, n := range snaps { // those below hidden ones that are needed
+		if needed[n.ID] {
+			layers(n.Layers)
+		}
+	}
+	for _, n := range snaps {
+		if !needed[n.ID] {
+			t.Errorf("nothing needs the capture %s of %s", n.ID, n.Source)
+		}
+	}
+	if dirs, _ := filepath.Glob(filepath.Join(w.dir, "snapshots", "snp*")); len(dirs) != len(snaps) {
+		t.Errorf("%d directories for %d captures", len(dirs), len(snaps))
+	}
+	if half, _ := filepath.Glob(filepath.Join(w.dir, "snapshots", "tmp", "*")); len(half) > 0 {
+		t.Errorf("left of captures: %v", half)
 	}
 	holds := w.tpl.Holders()
-	if len(holds) != len(live) {
-		t.Errorf("%d template holds for %d live sandboxes", len(holds), len(live))
+	if len(holds) != len(live)+len(snaps) {
+		t.Errorf("%d template holds for %d live sandboxes and %d captures", len(holds), len(live), len(snaps))
 	}
 	dirs, err := os.ReadDir(filepath.Join(w.dir, "sandboxes"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -163,7 +215,7 @@ func (w *world) check(t *testing.T) {
 	if len(dirs) != len(live) {
 		t.Errorf("%d directories for %d live sandboxes", len(dirs), len(live))
 	}
-	for id, r := range live {
+	for id, r := range running {
 		if !held[id] {
 			t.Errorf("no runtime holds %s", id)
 		}
@@ -174,7 +226,7 @@ func (w *world) check(t *testing.T) {
 	if w.m != nil {
 		c := w.m.Capacity(context.Background())
 		var memory int64
-		for _, r := range live {
+		for _, r := range running {
 			memory += int64(r.Resources.MemoryMiB+8) << 20
 		}
 		if c.Sandboxes != len(live) || c.MemoryPromised != memory || c.CreatesInFlight != 0 {
@@ -182,6 +234,16 @@ func (w *world) check(t *testing.T) {
 		}
 	}
 	w.checkEvents(t)
+}
+
+// box finds a sandbox on the host; nil where it is not there.
+func (w *world) box(id sandbox.ID) *managertest.Box {
+	for _, rt := range []*managertest.Runtime{w.rt, w.other, w.full.Runtime} {
+		if b := rt.Box(id); b != nil {
+			return b
+		}
+	}
+	return nil
 }
 
 // checkEvents checks that every sandbox's events are a legal life.

@@ -156,7 +156,7 @@ func (d *Draft) Commit(ctx context.Context, m Manifest, transient bool) (Manifes
 		return m, diskError("read the capture back", err)
 	}
 	if !transient {
-		if err := sum(ctx, d.Data, entries); err != nil {
+		if err := sum(ctx, d.Data, entries, nil); err != nil {
 			return m, diskError("checksum the capture", err)
 		}
 	}
@@ -322,7 +322,7 @@ func (l *Library) Check(ctx context.Context, id string) error {
 		if err := compare(m, have, false); err != nil {
 			return corrupt(id, err)
 		}
-		if err := sum(ctx, l.Path(id), have); err != nil {
+		if err := sum(ctx, l.Path(id), have, good); err != nil {
 			return orCtx(ctx, corrupt(id, err))
 		}
 	}

@@ -69,16 +69,25 @@ func scan(ctx context.Context, dir string) ([]entry, error) {
 	return all, walk(".")
 }
 
-// sum reads the files of dir and gives their checksums to entries.
-func sum(ctx context.Context, dir string, entries []entry) error {
+// sum reads the files of dir and gives their checksums to entries. Those that
+// did not change since known were read then.
+func sum(ctx context.Context, dir string, entries, known []entry) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
+	before := make(map[Name]entry, len(known))
+	for _, e := range known {
+		before[e.Path] = e
+	}
 	buf := make([]byte, 1<<20)
 	for i := range entries {
 		e := &entries[i]
+		if b, ok := before[e.Path]; ok && unchanged(b, *e) {
+			e.Sum = b.Sum
+			continue
+		}
 		switch e.Type {
 		case 0:
 			if e.Sum, err = sumFile(ctx, root, string(e.Path), buf); err != nil {
@@ -147,7 +156,9 @@ func compare(m Manifest, have []entry, summed bool) error {
 
 // same tells whether nothing changed from a to b.
 func same(a, b []entry) bool {
-	return slices.EqualFunc(a, b, func(x, y entry) bool {
-		return x.Path == y.Path && x.Type == y.Type && x.Size == y.Size && x.ino == y.ino && x.changed == y.changed
-	})
+	return slices.EqualFunc(a, b, unchanged)
+}
+
+func unchanged(x, y entry) bool {
+	return x.Path == y.Path && x.Type == y.Type && x.Size == y.Size && x.ino == y.ino && x.changed == y.changed
 }

@@ -48,6 +48,8 @@ func NewRuntime(name string) *Runtime {
 type Box struct {
 	Spec  sandbox.Spec
 	Inits []control.InitRequest // what its agent was told
+	// Restores is what it was told after it was restored.
+	Restores []control.RestoredRequest
 
 	rt     *Runtime
 	server *http.Server
@@ -55,9 +57,14 @@ type Box struct {
 	done   chan struct{}
 	exit   sandbox.Exit
 
-	mu   sync.Mutex
-	ooms int64
-	oom  chan struct{} // closed and renewed at each OOM kill
+	mu        sync.Mutex
+	memory    string // what a full capture keeps
+	disk      string // what any capture keeps
+	token     string // the agent's
+	frozen    bool   // by the agent
+	suspended bool
+	ooms      int64
+	oom       chan struct{} // closed and renewed at each OOM kill
 }
 
 // Name implements sandbox.Runtime.
@@ -84,14 +91,21 @@ func (r *Runtime) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Instan
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	b := &Box{Spec: spec, rt: r, done: make(chan struct{}), oom: make(chan struct{}), ln: newListener()}
+	b := &Box{Spec: spec}
+	b.readLayers()
+	return r.enter(b)
+}
+
+// enter puts b on the host.
+func (r *Runtime) enter(b *Box) (*instance, error) {
+	b.rt, b.done, b.oom, b.ln = r, make(chan struct{}), make(chan struct{}), newListener()
 	b.server = &http.Server{Handler: b}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.boxes[spec.ID] != nil {
-		return nil, sandbox.Errorf(sandbox.CodeExists, "box %s exists", spec.ID)
+	if r.boxes[b.Spec.ID] != nil {
+		return nil, sandbox.Errorf(sandbox.CodeExists, "box %s exists", b.Spec.ID)
 	}
-	r.boxes[spec.ID] = b
+	r.boxes[b.Spec.ID] = b
 	go b.server.Serve(b.ln)
 	return &instance{b}, nil
 }
@@ -192,8 +206,11 @@ func (b *Box) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		b.mu.Lock()
 		b.Inits = append(b.Inits, req)
+		b.token = req.AccessToken
 		b.mu.Unlock()
 		w.WriteHeader(http.StatusNoContent)
+	case control.PathFreeze, control.PathThaw, control.PathRestore:
+		b.capture(w, r)
 	case "/process.Process/List":
 		w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
 	default:
