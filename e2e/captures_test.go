@@ -72,8 +72,10 @@ func TestHibernateCycles(t *testing.T) {
 	for _, runtime := range l.capable(t, full) {
 		t.Run(runtime, func(t *testing.T) {
 			sb := l.create(t, wire.CreateSandbox{Runtime: runtime, IdleTimeout: 1, User: "root"})
-			// A sum of all that it ever read, which is in its memory alone.
-			l.sh(t, sb.ID, `mkfifo /tmp/ask; (sum=0; while :; do read n < /tmp/ask; sum=$((sum+n)); echo $sum > /tmp/sum.new; mv /tmp/sum.new /tmp/sum; done) >/dev/null 2>&1 &`)
+			// A sum of all that it ever read, which is in its memory alone. The
+			// pipe stays open: gVisor ends an open that waits for a pipe's other
+			// end with EINTR when it is captured, where Linux begins it anew.
+			l.sh(t, sb.ID, `mkfifo /tmp/ask; (exec 3<>/tmp/ask; sum=0; while :; do read n <&3; sum=$((sum+n)); echo $sum > /tmp/sum.new; mv /tmp/sum.new /tmp/sum; done) >/dev/null 2>&1 &`)
 			sum := 0
 			for i := range 25 {
 				sum += i + 1

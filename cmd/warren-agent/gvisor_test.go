@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -52,7 +53,7 @@ func newRig(t *testing.T) *rig {
 // box is one gVisor sandbox, or the place for one.
 type box struct {
 	*rig
-	id, ns, addr, bundle string
+	id, ns, addr, host, bundle string
 }
 
 func (r *rig) ip(args ...string) {
@@ -70,19 +71,19 @@ func (r *rig) box() *box {
 	net2, net3 := os.Getpid()>>8&0xff, os.Getpid()&0xff
 	id := fmt.Sprintf("wat%d-%d", os.Getpid(), r.n)
 	b := &box{rig: r, id: id, ns: id, bundle: filepath.Join(r.dir, id)}
-	host := fmt.Sprintf("198.%d.%d.%d", 18+net2&1, net3, r.n*4+1)
+	b.host = fmt.Sprintf("198.%d.%d.%d", 18+net2&1, net3, r.n*4+1)
 	b.addr = fmt.Sprintf("198.%d.%d.%d", 18+net2&1, net3, r.n*4+2)
 	link := fmt.Sprintf("w%da%d", os.Getpid(), r.n)
 	r.ip("netns", "add", b.ns)
 	r.t.Cleanup(func() { exec.Command("ip", "netns", "del", b.ns).Run() })
 	r.ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", b.ns)
 	r.t.Cleanup(func() { exec.Command("ip", "link", "del", link).Run() })
-	r.ip("addr", "add", host+"/30", "dev", link)
+	r.ip("addr", "add", b.host+"/30", "dev", link)
 	r.ip("link", "set", link, "up")
 	r.ip("-n", b.ns, "addr", "add", b.addr+"/30", "dev", "eth0")
 	r.ip("-n", b.ns, "link", "set", "eth0", "up")
 	r.ip("-n", b.ns, "link", "set", "lo", "up")
-	r.ip("-n", b.ns, "route", "add", "default", "via", host)
+	r.ip("-n", b.ns, "route", "add", "default", "via", b.host)
 	caps := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE"}
 	config := map[string]any{
 		"ociVersion": "1.0.2",
@@ -310,4 +311,141 @@ func follow(t *testing.T, c *agentclient.Client, program string) *lines {
 	}
 	t.Fatalf("no command to reattach to among %v", all)
 	return nil
+}
+
+// Connections to the outside end in a fork at once; in the source they go on,
+// as those inside do in both. Listeners listen.
+func TestConnectionsInGVisor(t *testing.T) {
+	r := newRig(t)
+	source, c := r.start()
+	needs(t, c, "python3")
+	if err := c.Init(t.Context(), agentclient.InitRequest{AccessToken: "one", SandboxID: source.id}); err != nil {
+		t.Fatal(err)
+	}
+	c = source.client("one")
+	l, err := net.Listen("tcp4", net.JoinHostPort(source.host, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			accepted <- conn
+		}
+	}()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	const script = `
+import select, socket, sys, threading, time
+out = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+web = socket.create_server(("0.0.0.0", 8080))
+lo = socket.create_connection(("127.0.0.1", 8080))
+peer, _ = web.accept()
+def reader():
+    while True:
+        try:
+            data = out.recv(100)
+        except OSError as e:
+            data = b""
+            print("out", type(e).__name__, flush=True)
+        print("out", data.decode() or "closed", flush=True)
+        if not data:
+            return
+def poller():
+    p = select.poll(); p.register(out, select.POLLRDHUP)
+    print("poll", bool(p.poll()), flush=True)
+def server():
+    while True:
+        s, _ = web.accept()
+        s.sendall(b"hello"); s.close()
+def pairs():
+    n = 0
+    while True:
+        peer.sendall(b"x"); assert lo.recv(1) == b"x"
+        n += 1
+        if n % 10 == 0: print("pair", n, flush=True)
+        time.sleep(0.01)
+for f in reader, poller, server, pairs: threading.Thread(target=f).start()
+print("up", flush=True)
+`
+	in := background(t, c, 1, agentclient.Command{Path: "python3", Args: []string{"-c", script, source.host, port}})
+	outside := <-accepted
+	defer outside.Close()
+	if err := c.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	image, _ := source.checkpoint(true)
+	if err := c.Thaw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b, old := r.restore(image, "one")
+	if err := old.Restored(t.Context(), b.restored("two")); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	fc := b.client("two")
+	fork := follow(t, fc, "python3")
+	eventually(t, 5*time.Second, func() error {
+		if len(fork.with("out closed")) == 0 || len(fork.with("poll True")) == 0 {
+			return fmt.Errorf("the fork's connection goes on: %q", fork.all())
+		}
+		return nil
+	})
+	t.Logf("closed in the fork within %s: %q", time.Since(began), append(fork.with("out"), fork.with("poll")...))
+	serves := func(addr string) {
+		t.Helper()
+		conn, err := net.DialTimeout("tcp4", net.JoinHostPort(addr, "8080"), 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if data, err := io.ReadAll(conn); err != nil || string(data) != "hello" {
+			t.Errorf("the listener: %q %v", data, err)
+		}
+	}
+	serves(b.addr)
+	serves(source.addr)
+	for _, l := range []*lines{in, fork} {
+		n := len(l.with("pair"))
+		eventually(t, 5*time.Second, func() error {
+			if len(l.with("pair")) < n+3 {
+				return fmt.Errorf("the connection inside stands still: %q", l.all())
+			}
+			return nil
+		})
+	}
+	outside.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := outside.Write([]byte("still here")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 5*time.Second, func() error {
+		if len(in.with("out still here")) == 0 {
+			return fmt.Errorf("the source's connection: %q", in.all())
+		}
+		return nil
+	})
+	// What the other end of a connection hears when the source ends with its
+	// capture is gVisor's; docs/decisions/0002-freeze.md has what was found.
+	if err := c.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	image, _ = source.checkpoint(false)
+	outside.SetReadDeadline(time.Now().Add(time.Second))
+	_, err = outside.Read(make([]byte, 1))
+	t.Logf("the other end, a second after the source has hibernated: %v", err)
+	b, old = r.restore(image, "one")
+	wake := b.restored("three")
+	wake.Wake = true
+	if err := old.Restored(t.Context(), wake); err != nil {
+		t.Fatal(err)
+	}
+	woken := follow(t, b.client("three"), "python3")
+	eventually(t, 5*time.Second, func() error {
+		if len(woken.with("out ConnectionAbortedError")) == 0 && len(woken.with("out closed")) == 0 {
+			return fmt.Errorf("the woken one's connection goes on: %q", woken.all())
+		}
+		return nil
+	})
+	serves(b.addr)
 }

@@ -60,9 +60,9 @@ func TestReseedInGVisor(t *testing.T) {
 				c = source.client("one")
 				env := map[string]string{"WARREN_RESEED": "0"}
 				if with {
-					env = map[string]string{"NODE_OPTIONS": reseed.NodeOptions, "PYTHONPATH": filepath.Dir(reseed.PythonPath)}
+					env = map[string]string{"NODE_OPTIONS": reseed.NodeOptions, "PYTHONPATH": "/tmp/python"}
 				}
-				for path, data := range reseed.Files() {
+				for path, data := range map[string][]byte{reseed.NodePath: reseed.Node, "/tmp/python/" + reseed.PythonModule: reseed.Python} {
 					sh(t, c, "mkdir -p "+filepath.Dir(path))
 					if err := c.WriteFile(t.Context(), path, "root", bytes.NewReader(data), 0o644); err != nil {
 						t.Fatal(err)

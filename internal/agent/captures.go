@@ -144,7 +144,7 @@ func (a *Agent) restored(ctx context.Context, req control.RestoredRequest) error
 	if err := a.runHooks(ctx, req, generation); err != nil {
 		return err
 	}
-	// What processes that run do with it is theirs: see docs/guides/forks.md.
+	// What processes that run do with it is theirs: see docs/decisions/0002-freeze.md.
 	if err := a.freezer.SignalAll(syscall.SIGURG); err != nil {
 		return err
 	}

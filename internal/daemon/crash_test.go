@@ -135,7 +135,9 @@ func captureOp(name, runtime string, become func(t *testing.T, s *stage, id stri
 	return operation{name: name + " " + runtime, prepare: func(t *testing.T, s *stage) string {
 		id := prepared(runtime)(t, s)
 		s.counter(t, id)
-		s.counts(t, id)
+		if _, err := s.run(id, "until test -s /tmp/count; do sleep 0.05; done"); err != nil {
+			t.Fatal(err)
+		}
 		become(t, s, id)
 		return id
 	}, run: func(ctx context.Context, t *testing.T, s *stage, id string) {

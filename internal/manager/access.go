@@ -24,10 +24,19 @@ func (m *Manager) Get(ctx context.Context, tenant string, id sandbox.ID) (sandbo
 // sandbox's own tokens decide.
 func (m *Manager) Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error) {
 	if l := m.find(id); l != nil {
-		return l.record().Sandbox, nil
+		return shown(l.record()), nil
 	}
 	rec, err := m.store.Get(ctx, id)
-	return rec.Sandbox, err
+	return shown(rec), err
+}
+
+// shown is what others see of a record. A hibernated sandbox's place on the
+// network is on record until it was given back, and not the sandbox's any more.
+func shown(r store.Record) sandbox.Sandbox {
+	if r.State == sandbox.Hibernated {
+		r.Link = sandbox.Link{}
+	}
+	return r.Sandbox
 }
 
 // The bounds of a page of List.
@@ -65,7 +74,7 @@ func (m *Manager) List(ctx context.Context, tenant string, f ListFilter) (page [
 	}
 	page = make([]sandbox.Sandbox, len(recs))
 	for i, r := range recs {
-		page[i] = r.Sandbox
+		page[i] = shown(r)
 	}
 	return page, next, nil
 }

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/warrenhq/warren/internal/agent/reseed"
 	"github.com/warrenhq/warren/internal/fault"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/template/debian"
@@ -34,6 +35,7 @@ var pointBootstrapped = fault.Register("template.debian.bootstrapped")
 func Base() DebianOptions {
 	return DebianOptions{
 		Target: Target{Tenant: SharedTenant, Name: BaseName, Shared: true},
+		Reseed: true,
 		Suite:  DefaultSuite,
 		User:   "user",
 		Packages: []string{
@@ -51,6 +53,7 @@ func Base() DebianOptions {
 			"PATH":                      "/home/user/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 			"PIP_BREAK_SYSTEM_PACKAGES": "1",
 			"NPM_CONFIG_PREFIX":         "/home/user/.local",
+			"NODE_OPTIONS":              reseed.NodeOptions,
 		},
 		// python3-matplotlib brings in a whole compiler of numerical code
 		// (pythran) by way of fonttools and scipy: its headers and static
@@ -104,6 +107,11 @@ func (l *Library) BuildDebian(ctx context.Context, o DebianOptions, p Progress) 
 	pointBootstrapped.Hit()
 	if err := settle(dir, o.User, o.Prune); err != nil {
 		return t, layer.Error("settle the root filesystem", err)
+	}
+	if o.Reseed {
+		if err := installReseed(dir); err != nil {
+			return t, layer.Error("install what seeds random numbers anew in forks", err)
+		}
 	}
 	digest, err := b.commitTree(dir, layer.HashOptions{})
 	if err != nil {
@@ -185,6 +193,15 @@ func settle(dir, user string, prune []string) error {
 		return nil
 	}
 	return addUser(root, user)
+}
+
+func installReseed(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return reseed.Install(root)
 }
 
 func emptyDir(root *os.Root, dir string) error {

@@ -7,7 +7,7 @@
 // no job's state, and a thread that is stopped for job control stays so. New
 // threads and processes of those that are seized are born stopped. The relation
 // of tracer and traced lives in the kernel, and gVisor's checkpoint saves it: a
-// restored sandbox begins with its processes stopped. docs/decisions/0005 has
+// restored sandbox begins with its processes stopped. docs/decisions/0002-freeze.md has
 // the measurements and what was decided against.
 package freeze
 

@@ -3,31 +3,69 @@
 // (getrandom, /dev/urandom) do so by themselves.
 package reseed
 
-import _ "embed"
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+)
 
 // Paths in a root filesystem.
 const (
-	// PythonPath is a module; Debian's Python, and virtual environments that
-	// see the system's packages, load it by PythonStart.
-	PythonPath  = "/usr/lib/python3/dist-packages/warren_reseed.py"
-	PythonStart = "/usr/lib/python3/dist-packages/warren_reseed.pth"
 	// NodePath is loaded by NodeOptions.
 	NodePath = "/usr/local/lib/warren/reseed.js"
 	// NodeOptions is the value of NODE_OPTIONS in the template's environment.
 	NodeOptions = "--require=" + NodePath
+	// PythonModule is in the directory of each Python's own library, which
+	// virtual environments see too, and is imported by its sitecustomize.
+	PythonModule = "warren_reseed.py"
 )
 
+// Python is the module.
+//
 //go:embed files/warren_reseed.py
-var python []byte
+var Python []byte
 
+// Node is the module.
+//
 //go:embed files/warren-reseed.js
-var node []byte
+var Node []byte
 
-// Files are the files by their paths, for root, with mode 0644.
-func Files() map[string][]byte {
-	return map[string][]byte{
-		PythonPath:  python,
-		PythonStart: []byte("import warren_reseed\n"),
-		NodePath:    node,
+const start = "\n# Random numbers that differ between the forks of a sandbox.\ntry:\n    import warren_reseed\nexcept ImportError:\n    pass\n"
+
+// Install writes the files to a root filesystem of Debian. Nodes load theirs
+// with NodeOptions in their environment, Pythons by themselves.
+func Install(root *os.Root) error {
+	if err := root.MkdirAll(path.Dir(NodePath)[1:], 0o755); err != nil {
+		return err
 	}
+	if err := root.WriteFile(NodePath[1:], Node, 0o644); err != nil {
+		return err
+	}
+	libs, err := fs.Glob(root.FS(), "usr/lib/python3.*/os.py")
+	if err != nil {
+		return err
+	}
+	for _, lib := range libs {
+		dir := path.Dir(lib)
+		if err := root.WriteFile(path.Join(dir, PythonModule), Python, 0o644); err != nil {
+			return err
+		}
+		// Debian's is a file of /etc, to which the library has a link.
+		site := path.Join("etc", path.Base(dir), "sitecustomize.py")
+		if _, err := root.Lstat(site); errors.Is(err, fs.ErrNotExist) {
+			site = path.Join(dir, "sitecustomize.py")
+		}
+		f, err := root.OpenFile(site, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+		if err != nil {
+			return fmt.Errorf("%s: %w", site, err)
+		}
+		_, err = f.WriteString(start)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("%s: %w", site, err)
+		}
+	}
+	return nil
 }
