@@ -49,7 +49,8 @@ type capture struct {
 	Spec    *specs.Spec `json:"spec"`     // the bundle's
 }
 
-// Checkpoint implements sandbox.Checkpointer.
+// Checkpoint implements sandbox.Checkpointer. A suspended sandbox is captured
+// as it is, and what goes on from the capture is not suspended.
 func (i *Instance) Checkpoint(ctx context.Context, dir string, o sandbox.CheckpointOptions) error {
 	id := i.Spec().ID
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -76,47 +77,37 @@ func (i *Instance) Checkpoint(ctx context.Context, dir string, o sandbox.Checkpo
 
 func (i *Instance) checkpoint(ctx context.Context, dir string, o sandbox.CheckpointOptions) error {
 	spec := i.Spec()
-	// The Sentry has to run to write itself down.
-	frozen, err := i.Cgroup().Frozen()
-	if err != nil {
-		return sandbox.Errorf(sandbox.CodeUnavailable, "capture sandbox %s: %w", spec.ID, err)
-	}
-	if frozen {
-		if err := i.Unsuspend(ctx); err != nil {
-			return err
-		}
-		if o.LeaveRunning {
-			defer i.Suspend(context.WithoutCancel(ctx))
-		}
-	}
 	// The agent's binary is copied meanwhile: what runs has it mapped.
 	copied := make(chan error, 1)
 	go func() { copied <- i.describe(dir) }()
+	// It goes on in either case: a Sentry that ends with its own save takes the
+	// network away first, and the other ends of the connections never learn.
 	argv := append(i.d.argv(), "--overlay2="+overlay(spec), "checkpoint", "--image-path="+dir,
-		"--compression=none", "--exclude-committed-zero-pages")
-	if o.LeaveRunning {
-		argv = append(argv, "--leave-running")
-	}
-	err = i.d.eng.Run(ctx, oci.Command{ID: spec.ID, Argv: argv, Env: runscEnv})
+		"--compression=none", "--exclude-committed-zero-pages", "--leave-running")
+	err := i.d.eng.Run(ctx, oci.Command{ID: spec.ID, Argv: argv, Env: runscEnv})
 	if describeErr := <-copied; err == nil && describeErr != nil {
-		return captureError(ctx, spec.ID, describeErr, "")
+		return runError(ctx, "capture", spec.ID, describeErr, "")
 	}
 	if err != nil {
-		return captureError(ctx, spec.ID, err, i.d.eng.Said(spec.ID))
+		return runError(ctx, "capture", spec.ID, err, i.d.eng.Said(spec.ID))
 	}
 	if !o.LeaveRunning {
-		return i.gone(ctx)
+		return i.end(ctx)
 	}
 	return nil
 }
 
-// gone waits for the end of a sandbox whose Sentry ends by itself.
-func (i *Instance) gone(ctx context.Context) error {
+// end kills what runs in the sandbox, by which its kernel closes the
+// connections, and then waits for the Sentry to end, which it does by itself.
+func (i *Instance) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goneWithin)
 	defer cancel()
-	select {
-	case <-i.Done():
-	case <-ctx.Done():
+	argv := append(i.d.argv(), "kill", "--all")
+	if err := i.d.eng.Run(ctx, oci.Command{ID: i.Spec().ID, Argv: argv, Args: []string{"KILL"}, Env: runscEnv}); err == nil {
+		select {
+		case <-i.Done():
+		case <-ctx.Done():
+		}
 	}
 	if err := i.Cgroup().Kill(ctx); err != nil {
 		return sandbox.Errorf(sandbox.CodeInternal, "end sandbox %s after its capture: %w", i.Spec().ID, err)
@@ -124,8 +115,8 @@ func (i *Instance) gone(ctx context.Context) error {
 	return nil
 }
 
-// captureError makes an Error of what runsc or the filesystem said.
-func captureError(ctx context.Context, id sandbox.ID, err error, said string) error {
+// runError makes an Error of what runsc or the filesystem said.
+func runError(ctx context.Context, what string, id sandbox.ID, err error, said string) error {
 	code := sandbox.CodeUnavailable
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -136,9 +127,9 @@ func captureError(ctx context.Context, id sandbox.ID, err error, said string) er
 		code = sandbox.CodeDiskFull
 	}
 	if said != "" && ctx.Err() == nil {
-		return sandbox.Errorf(code, "capture sandbox %s: %w; runsc said: %s", id, err, said)
+		return sandbox.Errorf(code, "%s sandbox %s: %w; runsc said: %s", what, id, err, said)
 	}
-	return sandbox.Errorf(code, "capture sandbox %s: %w", id, err)
+	return sandbox.Errorf(code, "%s sandbox %s: %w", what, id, err)
 }
 
 // describe writes what Warren adds to runsc's files of a capture.

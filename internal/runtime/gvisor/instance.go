@@ -2,9 +2,9 @@ package gvisor
 
 import (
 	"context"
+	"strings"
 
 	"github.com/warrenhq/warren/internal/runtime/oci"
-	"github.com/warrenhq/warren/internal/sandbox"
 )
 
 // Instance is one running gVisor sandbox.
@@ -13,22 +13,28 @@ type Instance struct {
 	d *Driver
 }
 
-// Suspend implements sandbox.Suspender by the cgroup freezer, which stops the
-// Sentry and all it runs. `runsc pause` would ask the Sentry to stop its tasks,
-// costs a process of 50 ms, and leaves the Sentry's own timers running.
-func (i *Instance) Suspend(ctx context.Context) error {
-	if err := i.Cgroup().Freeze(ctx); err != nil {
-		return sandbox.Errorf(sandbox.CodeUnavailable, "suspend sandbox %s: %w", i.Spec().ID, err)
-	}
-	return nil
-}
+// Suspend implements sandbox.Suspender by the Sentry, which stops its tasks.
+// The cgroup freezer would stop it from without, but it interrupts the system
+// calls of systrap's stub threads in a way that they do not survive: after a
+// thaw, now and then, a process of the sandbox is killed or faults.
+func (i *Instance) Suspend(ctx context.Context) error { return i.stop(ctx, "pause", "paused") }
 
 // Unsuspend implements sandbox.Suspender.
-func (i *Instance) Unsuspend(context.Context) error {
-	if err := i.Cgroup().Thaw(); err != nil {
-		return sandbox.Errorf(sandbox.CodeUnavailable, "unsuspend sandbox %s: %w", i.Spec().ID, err)
+func (i *Instance) Unsuspend(ctx context.Context) error { return i.stop(ctx, "resume", "running") }
+
+// stop runs runsc's pause or resume; that a sandbox is in the state already is
+// no error.
+func (i *Instance) stop(ctx context.Context, verb, state string) error {
+	id := i.Spec().ID
+	err := i.d.eng.Run(ctx, oci.Command{ID: id, Argv: append(i.d.argv(), verb), Env: runscEnv})
+	if err == nil {
+		return nil
 	}
-	return nil
+	said := i.d.eng.Said(id)
+	if ctx.Err() == nil && strings.Contains(said, "in state "+state) {
+		return nil
+	}
+	return runError(ctx, verb, id, err, said)
 }
 
 // WatchOOM implements sandbox.OOMWatcher. At the limit the kernel ends the

@@ -174,6 +174,7 @@ func (i *Instance) ready(ctx context.Context, binary string) error {
 type Command struct {
 	ID   sandbox.ID
 	Argv []string // the OCI runtime and its arguments, without the sandbox's ID
+	Args []string // what follows the ID
 	Env  []string
 	Out  *os.File // takes its standard output and error; nil drops them
 }
@@ -191,7 +192,7 @@ func (e *Engine) Run(ctx context.Context, c Command) error {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		done <- runCLI(ctx, append(argv, string(c.ID)), c.Env, c.Out)
+		done <- runCLI(ctx, append(append(argv, string(c.ID)), c.Args...), c.Env, c.Out)
 	}()
 	return <-done
 }
