@@ -317,6 +317,37 @@ func background(t *testing.T, l *lab, id string) {
 	l.sh(t, id, `inside serve 0.0.0.0:8080 >/tmp/server 2>&1 & until grep -q listening /tmp/server; do usleep 1000; done`)
 }
 
+// TestTimeoutOfSleepers lets times to live run out, and begin anew, around sleep.
+func TestTimeoutOfSleepers(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	for _, runtime := range l.capable(t, full) {
+		t.Run(runtime+" kill", func(t *testing.T) {
+			sb := l.create(t, wire.CreateSandbox{Runtime: runtime, Timeout: 3600})
+			must(t, l.cl.Hibernate(t.Context(), sb.ID))
+			if got := l.get(t, sb.ID); got.ExpiresAt == nil || !got.ExpiresAt.Equal(*sb.ExpiresAt) {
+				t.Errorf("in its sleep it ends at %v, not %v", got.ExpiresAt, sb.ExpiresAt)
+			}
+			l.sh(t, sb.ID, "true")
+			_, err := l.cl.SetTimeout(t.Context(), sb.ID, 2*time.Second)
+			must(t, err)
+			if err := l.cl.Hibernate(t.Context(), sb.ID); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {
+				t.Error(err) // so busy a machine that the end came first
+			}
+			l.waitEnded(t, sb.ID, sandbox.Killed, sandbox.ReasonTimeout)
+		})
+		t.Run(runtime+" hibernate", func(t *testing.T) {
+			sb := l.create(t, wire.CreateSandbox{Runtime: runtime, Timeout: 2, OnTimeout: sandbox.OnTimeoutHibernate})
+			got := l.waitState(t, sb.ID, sandbox.Hibernated)
+			if got.ExpiresAt != nil || got.OnTimeout != sandbox.OnTimeoutHibernate {
+				t.Errorf("it sleeps, and expires at %v by %s", got.ExpiresAt, got.OnTimeout)
+			}
+			must(t, l.cl.Wake(t.Context(), sb.ID))
+			l.waitState(t, sb.ID, sandbox.Hibernated) // its time began anew
+		})
+	}
+}
+
 // neverEnds is an input on which nothing comes.
 type neverEnds struct{ ctx context.Context }
 
