@@ -209,8 +209,8 @@ func (a *Agent) runHooks(ctx context.Context, req control.RestoredRequest, gener
 	return nil
 }
 
-// run runs a program as the agent's user, while everything else is frozen, and
-// ends what is left of it and its children's group in the end.
+// run runs a program as the agent's user, while everything else is frozen. One
+// that takes too long is ended, with its process group.
 func (a *Agent) run(ctx context.Context, limit time.Duration, argv, env []string) error {
 	path := os.Getenv("PATH")
 	if path == "" {

@@ -112,6 +112,7 @@ func (a *API) fork(ctx context.Context, in *struct {
 	if err != nil {
 		return nil, err
 	}
+	a.metrics.forked(results)
 	out := wire.ForkList{Kind: in.Body.Kind, Forks: make([]wire.ForkResult, 0, len(results))}
 	for _, r := range results {
 		if r.Err != nil {

@@ -203,7 +203,7 @@ func TestForkCalls(t *testing.T) {
 	w, back := newCaptures(t)
 	ctx := t.Context()
 	back.forks = []manager.ForkResult{
-		{Sandbox: sandbox.Sandbox{ID: "sbxchild", Parent: "sbxone", Snapshot: "snpx", State: sandbox.Running, Start: sandbox.StartRestore, TrafficToken: "tok", Env: map[string]string{"SEED": "hunter2"}}},
+		{Sandbox: sandbox.Sandbox{ID: "sbxchild", Runtime: "fake", Parent: "sbxone", Snapshot: "snpx", State: sandbox.Running, Start: sandbox.StartRestore, TrafficToken: "tok", Env: map[string]string{"SEED": "hunter2"}}},
 		{Err: sandbox.Errorf(sandbox.CodeNoCapacity, "the host is full").With("resource", "memory")},
 		{Err: sandbox.Errorf(sandbox.CodeInternal, "broken: %w", context.DeadlineExceeded)},
 	}
@@ -229,6 +229,10 @@ func TestForkCalls(t *testing.T) {
 	}
 	if e := out.Forks[2].Error; e == nil || e.Code != sandbox.CodeInternal || !strings.Contains(w.log.String(), "broken") {
 		t.Errorf("the third: %+v", out.Forks[2])
+	}
+
+	if _, data := w.raw(t, "GET", "unix:/metrics", "", ""); !strings.Contains(string(data), `warren_creates_total{result="no_capacity",runtime="fake"} 1`) || !strings.Contains(string(data), `warren_creates_total{result="ok",runtime="fake"} 1`) {
+		t.Error("the metrics do not count the copies")
 	}
 
 	// The defaults: one copy, the source's labels.

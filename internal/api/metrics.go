@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/warrenhq/warren/internal/manager"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/version"
 )
@@ -28,7 +29,7 @@ func newMetrics(h Host) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		creates: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "warren_creates_total", Help: "Creates of sandboxes by runtime and result: ok, or the error's code.",
+			Name: "warren_creates_total", Help: "Creates of sandboxes, copies by forks too, by runtime and result: ok, or the error's code.",
 		}, []string{"runtime", "result"}),
 		start: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "warren_create_duration_seconds", Help: "Time from a create's request to its answer, of those that came to run.",
@@ -75,6 +76,23 @@ func (m *metrics) created(asked string, sb sandbox.Sandbox, err error, took time
 	m.creates.WithLabelValues(runtime, result).Inc()
 	if err == nil {
 		m.start.WithLabelValues(runtime, string(sb.Start)).Observe(took.Seconds())
+	}
+}
+
+// forked counts the copies of one fork.
+func (m *metrics) forked(results []manager.ForkResult) {
+	runtime := ""
+	for _, r := range results {
+		if r.Err == nil {
+			runtime = r.Sandbox.Runtime // all are of one capture, and so of one runtime
+		}
+	}
+	for _, r := range results {
+		result := "ok"
+		if r.Err != nil {
+			result = string(r.Err.Code)
+		}
+		m.creates.WithLabelValues(runtime, result).Inc()
 	}
 }
 

@@ -88,7 +88,7 @@ type CreateSandbox struct {
 	Snapshot      string            `json:"snapshot,omitempty" maxLength:"256" doc:"Name or id of a snapshot to start from. Of kind full, template, runtime, cpus and pids are the snapshot's and cannot be given anew"`
 	EphemeralEnv  []string          `json:"ephemeral_env,omitempty" maxItems:"10000" doc:"Names in env that no fork of it and no sandbox of a snapshot of it is given"`
 	OnTimeout     sandbox.OnTimeout `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens when timeout runs out; default: kill"`
-	IdleTimeout   float64           `json:"idle_timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Hibernate it after so many seconds without a request, a running command or an open stream; 0 or absent: never"`
+	IdleTimeout   float64           `json:"idle_timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Hibernate it after so many seconds without a request, a running command or an open stream, 1 at the least; 0 or absent: never"`
 	PublicTraffic bool              `json:"public_traffic,omitempty" doc:"Open its ports to everybody who reaches the proxy; default: only with an API key or its traffic token"`
 }
 

@@ -31,6 +31,7 @@ func Suite(t *testing.T, f Factory) {
 		{"CrashIsTold", testCrash},
 		{"Suspend", testSuspend},
 		{"KillOfSuspended", testKillSuspended},
+		{"AgentFreezes", testFreeze},
 		{"Limits", testLimits},
 		{"OOMOfACommand", testOOM},
 		{"OOMOfAll", testOOMOfAll},
