@@ -72,6 +72,7 @@ var checks = []check{
 	{"fork.source", "the source goes on, its clients connected", sourceGoesOn, ""},
 	{"fork.process", "processes and their memory are in each child", processes, ""},
 	{"fork.files", "open files without a name", openFiles, ""},
+	{"fork.blocked", "a call that blocked goes on blocking (open of a fifo)", blocked, ""},
 	{"fork.clock", "the wall clock is right", clock, ""},
 	{"fork.hostname", "a host name of its own", hostnames, ""},
 	{"fork.machineid", "a machine-id of its own", machineIDs, ""},
@@ -317,6 +318,23 @@ func openFiles(ctx context.Context, f *family) (string, error) {
 		return err
 	})
 	return "a removed file that was open still is", err
+}
+
+func blocked(ctx context.Context, f *family) (string, error) {
+	try := func(sb Sandbox) error {
+		if _, err := sh(ctx, sb, "cd "+dir+" && { kill -0 $(cat blocked.pid) && timeout 10 sh -c 'echo word >blocked.q'; }"); err != nil {
+			if said, _ := sh(ctx, sb, "tail -n 1 "+dir+"/blocked.log"); said != "" {
+				return fmt.Errorf("the shell that waited ended: %s", said)
+			}
+			return errors.New("its process is not there")
+		}
+		_, err := until(ctx, sb, "grep -q word "+dir+"/blocked.got", waitLimit)
+		return err
+	}
+	if err := try(f.source); err != nil {
+		return "", fmt.Errorf("the source: %w", err)
+	}
+	return "a shell that waited for a fifo's other end got it, in each and in the source", f.eachKid(try)
 }
 
 func clock(ctx context.Context, f *family) (string, error) {

@@ -58,12 +58,19 @@ exec 3>gone.file 4<gone.file
 rm gone.file
 echo "in a file without a name" >&3
 while :; do
-	read -r x <open.q
+	read -r x <open.q || continue
 	read -r line <&4 || line="nothing"
 	echo "$line" >open.a
 done
 K
 bg open sh open.sh
+
+# One that waits in a call which a capture must not interrupt.
+mkfifo blocked.q
+cat >blocked.sh <<'K'
+read -r x <blocked.q && echo "$x" >blocked.got
+K
+bg blocked sh blocked.sh
 
 if command -v python3 >/dev/null 2>&1; then
 	bg python python3 witness.py 18080
