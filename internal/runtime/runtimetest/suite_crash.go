@@ -104,6 +104,14 @@ func (e *Env) doom(t *testing.T, o orders, env string) *exec.Cmd {
 	return cmd
 }
 
+// ended waits a little for i's end.
+func ended(ctx context.Context, i sandbox.Instance) bool {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	_, err := i.Wait(ctx)
+	return err == nil
+}
+
 // after is what the next daemon does: adopt what runs, clean what does not.
 func (e *Env) after(t *testing.T, what string, specs ...sandbox.Spec) {
 	t.Helper()
@@ -123,13 +131,20 @@ func adoptOrClean(t *testing.T, d Driver, spec sandbox.Spec, what string) {
 	case err == nil:
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
+		// A Kill freezes before it kills: the daemon may have ended in between.
+		if s, ok := i.(sandbox.Suspender); ok {
+			if err := s.Unsuspend(ctx); err != nil {
+				t.Errorf("%s: unsuspend: %v", what, err)
+			}
+		}
 		// It may not yet have been ready, or have been at the point of its end.
-		for {
-			_, _, err = Exec(ctx, i, "true")
-			if err == nil || ctx.Err() != nil {
+		for ctx.Err() == nil {
+			if _, _, err = Exec(ctx, i, "true"); err == nil {
 				break
 			}
-			time.Sleep(5 * time.Millisecond)
+			if ended(ctx, i) {
+				break
+			}
 		}
 		if ctx.Err() != nil {
 			t.Errorf("%s: adopted, but it does not answer: %v", what, err)
