@@ -279,6 +279,12 @@ func (d *Driver) Adopt(ctx context.Context, spec sandbox.Spec) (sandbox.Instance
 	if err != nil {
 		return nil, err
 	}
+	// Suspending is the Sentry's business here: a group that is frozen is what
+	// a daemon left that ended in the middle of a Kill.
+	if err := i.Cgroup().Thaw(); err != nil {
+		i.Release()
+		return nil, sandbox.Errorf(sandbox.CodeInternal, "adopt sandbox %s: %w", spec.ID, err)
+	}
 	return &Instance{Instance: i, d: d}, nil
 }
 
