@@ -110,7 +110,7 @@ func (s *suite) disk(ctx context.Context) error {
 			return fmt.Errorf("its files are %q", got)
 		}
 		if again, err := sh(ctx, child, "md5sum </srv/p/big"); err != nil || again != sum {
-			return fmt.Errorf("a file that was never synced is not the same: %s, then %s (%v)", sum, again, err)
+			return fmt.Errorf("a file that was never synced is not the same: %s, then %s (%w)", sum, again, err)
 		}
 		return nil
 	}()
