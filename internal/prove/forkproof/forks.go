@@ -21,6 +21,13 @@ var (
 	witnessPython []byte
 	//go:embed witness.js
 	witnessNode []byte
+	// CallsPython is a program that waits in every system call that it knows of
+	// at once, and tells which of them was ended before its time. It is given a
+	// directory of its own, writes "up" there, and when there is a "release" its
+	// findings to "result".
+	//
+	//go:embed calls.py
+	CallsPython []byte
 )
 
 const (
@@ -73,10 +80,13 @@ var checks = []check{
 	{"fork.process", "processes and their memory are in each child", processes, ""},
 	{"fork.files", "open files without a name", openFiles, ""},
 	{"fork.blocked", "a call that blocked goes on blocking (open of a fifo)", blocked, ""},
+	{"fork.calls", "calls that wait go on waiting (every kind that is known)", overCalls(JudgeCalls), ""},
+	{"fork.write", "a write of more than fits is not cut short", overCalls(largeWrites), ""},
 	{"fork.clock", "the wall clock is right", clock, ""},
 	{"fork.hostname", "a host name of its own", hostnames, ""},
 	{"fork.machineid", "a machine-id of its own", machineIDs, ""},
 	{"fork.sshkeys", "SSH host keys of its own", sshKeys, ""},
+	{"fork.generation", "/run/warren/generation of its own", fresh("cat /run/warren/generation 2>/dev/null || exit 77"), ""},
 	{"fork.id", "its own sandbox id inside", ids, ""},
 	{"fork.secrets", "ephemeral secrets are not in a child", secrets, ""},
 	{"fork.urandom", "/dev/urandom differs", fresh("head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'"), ""},
@@ -219,6 +229,9 @@ func (s *suite) prepare(ctx context.Context) (*family, error) {
 			f.term, f.mark = t, "unread-42"
 			pause(ctx, 2*time.Second)
 		}
+	}
+	if err := startCalls(ctx, f.source); err != nil && !errors.As(err, new(errUntried)) {
+		return nil, err
 	}
 	if _, err := sh(ctx, f.source, "cd "+dir+"; (sleep 5; date +%s >slept) </dev/null >/dev/null 2>&1 & sync"); err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package forkproof
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -37,6 +38,7 @@ func (s *suite) suspend(ctx context.Context) error {
 		s.add(id, name, start, Unsupported, "no process to suspend: %v", err)
 		return nil
 	}
+	callsErr := startCalls(ctx, sb)
 	t := time.Now()
 	if err := sb.Suspend(ctx); err != nil {
 		s.add(id, name, start, No, "%v", err)
@@ -67,7 +69,25 @@ func (s *suite) suspend(ctx context.Context) error {
 		}
 	}
 	s.verdict(id, name, start, err, "suspended in %d ms, back in %d ms; its process stood still between", took.Milliseconds(), back.Milliseconds())
+	s.suspendedCalls(ctx, sb, callsErr)
 	return nil
+}
+
+// suspendedCalls checks that calls that waited when sb was suspended went on.
+func (s *suite) suspendedCalls(ctx context.Context, sb Sandbox, err error) {
+	start := time.Now()
+	var seen string
+	if err == nil {
+		if seen, err = endCalls(ctx, sb); err == nil {
+			seen, err = JudgeCalls(seen)
+		}
+	}
+	const id, name = "suspend.calls", "calls that wait go on waiting over a suspension"
+	if e := (errUntried{}); errors.As(err, &e) {
+		s.add(id, name, start, Unsupported, "%s", e.why)
+		return
+	}
+	s.verdict(id, name, start, err, "%s", seen)
 }
 
 // disk checks a snapshot of the disk and a sandbox of it.
