@@ -54,6 +54,11 @@ type InitRequest struct {
 	Hosts       []HostEntry  `json:"hosts,omitempty"`       // more lines of /etc/hosts
 	Nameservers []netip.Addr `json:"nameservers,omitempty"` // of /etc/resolv.conf; at most 3 are used by C libraries
 	Search      []string     `json:"search,omitempty"`      // its search domains
+
+	// Copied is that the disk is a copy of another sandbox's, and this one boots
+	// with it: SSH host keys are made anew, and the programs of
+	// /etc/warren/restored.d are run.
+	Copied bool `json:"copied,omitempty"`
 }
 
 // RestoredRequest is the body of POST /restored: what a sandbox that was
