@@ -13,7 +13,11 @@ const (
 	TokenHeader     = "X-Access-Token"          // the access token, on every call after the first POST /init
 	MetadataPrefix  = "X-Metadata-"             // a file's metadata on upload
 	KeepaliveHeader = "Keepalive-Ping-Interval" // seconds between keepalive events on a stream
-	ModeHeader      = "X-Warren-Mode"           // octal permission bits of an uploaded file
+	// ScrollbackHeader, on Connect to a process with a terminal, asks for up to so
+	// many bytes of what the terminal wrote before, read or not, ahead of what
+	// nobody has read yet. The agent keeps 64 KiB.
+	ScrollbackHeader = "X-Warren-Scrollback"
+	ModeHeader       = "X-Warren-Mode" // octal permission bits of an uploaded file
 )
 
 // Paths of the plain HTTP calls.

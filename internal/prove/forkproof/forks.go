@@ -42,9 +42,14 @@ type family struct {
 	kids   []Sandbox
 	secret string   // only the memory of a process of the source holds it
 	conn   net.Conn // to the source's listener, from before the fork
-	term   Terminal // of the source, detached
-	mark   string   // the last that was written to it
+	term   Terminal // of the source, detached: seenMark was read of it, unreadMark was not
 }
+
+// What the source's terminal wrote.
+const (
+	seenMark   = "seen-41"
+	unreadMark = "unread-42"
+)
 
 // all is the source and its children, the source first.
 func (f *family) all() []Sandbox { return append([]Sandbox{f.source}, f.kids...) }
@@ -105,7 +110,7 @@ var checks = []check{
 	{"fork.listen", "listeners answer in each child", listeners, ""},
 	{"fork.conns", "a child's copy of an outside connection is closed", connections, ""},
 	{"fork.timers", "sleepers and timers go on", timers, ""},
-	{"fork.terminal", "a terminal can be reattached, with what nobody had read", terminals, ""},
+	{"fork.terminal", "a terminal can be reattached, with its scrollback", terminals, ""},
 	{"fork.inotify", "inotify watches fire", inotify, ""},
 	{"fork.locks", "file locks hold, and end with their holder", locks, ""},
 	{"fork.pipes", "pipes between processes", pipes, ""},
@@ -220,13 +225,13 @@ func (s *suite) prepare(ctx context.Context) (*family, error) {
 	}
 	// A terminal, of which the last output is read by nobody before the fork.
 	if t, err := f.source.OpenTerminal(ctx, "/bin/sh"); err == nil {
-		err := t.Send(ctx, "a=kept; sleep 1; echo un''read-$((40+2))\n")
+		err := t.Send(ctx, "a=kept; echo se''en-$((40+1)); sleep 1; echo un''read-$((40+2))\n")
 		if err == nil {
-			_, err = t.ReadUntil(ctx, "a=kept") // the echo of what was typed
+			_, err = t.ReadUntil(ctx, seenMark)
 		}
 		t.Close()
 		if err == nil {
-			f.term, f.mark = t, "unread-42"
+			f.term = t
 			pause(ctx, 2*time.Second)
 		}
 	}
@@ -612,8 +617,12 @@ func terminals(ctx context.Context, f *family) (string, error) {
 			return err
 		}
 		defer t.Close()
-		if _, err := t.ReadUntil(ctx, f.mark); err != nil {
+		text, err := t.ReadUntil(ctx, unreadMark)
+		if err != nil {
 			return fmt.Errorf("what it had written is not there: %w", err)
+		}
+		if strings.Count(text, seenMark) != 1 || strings.Count(text, unreadMark) != 1 {
+			return fmt.Errorf("its scrollback is %q", text)
 		}
 		if err := t.Send(ctx, "echo still-$a-$((1+1))\n"); err != nil {
 			return err
@@ -629,7 +638,7 @@ func terminals(ctx context.Context, f *family) (string, error) {
 	if err := try(f.source); err != nil {
 		return "", fmt.Errorf("the source: %w", err)
 	}
-	return "the shell in it answers in each and in the source, and what it had written to nobody is read first", nil
+	return "the shell in it answers in each and in the source, and what it had written is read first, each line once, also what had been read before", nil
 }
 
 func inotify(ctx context.Context, f *family) (string, error) {
