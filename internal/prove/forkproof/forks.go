@@ -107,6 +107,7 @@ var checks = []check{
 	{"fork.nodecrypto", "Node crypto, in a process that lived through it", living("node", "crypto"), nodeRemedy},
 	{"fork.nodeuuid", "Node randomUUID, in a process that lived through it", living("node", "uuid"), nodeRemedy},
 	{"fork.nodemath", "Node Math.random, in a process that lived through it", living("node", "math"), nodeRemedy},
+	{"fork.nodekeys", "Node key generation (OpenSSL), in a process that lived through it", living("node", "key"), nodeRemedy},
 	{"fork.listen", "listeners answer in each child", listeners, ""},
 	{"fork.conns", "a child's copy of an outside connection is closed", connections, ""},
 	{"fork.timers", "sleepers and timers go on", timers, ""},
