@@ -172,6 +172,7 @@ func (s *suite) forks(ctx context.Context) error {
 			s.verdict(c.id, c.name, start, err, "%s", seen)
 		}
 		s.chain(ctx, f)
+		s.suspended(ctx, f)
 	}
 	for _, k := range f.kids {
 		k.Kill(ctx)
@@ -751,18 +752,9 @@ func (s *suite) chain(ctx context.Context, f *family) {
 		if depth == generations {
 			return nil
 		}
-		forked, err := at.Fork(ctx, 1)
-		s.made = append(s.made, forked.Sandboxes...)
-		if err == nil {
-			err = errors.Join(forked.Errors...)
-		}
-		if err == nil && len(forked.Sandboxes) != 1 {
-			err = errors.New("there is no child")
-		}
-		if err != nil {
+		if at, err = s.onlyChild(ctx, at); err != nil {
 			return fmt.Errorf("it cannot be forked: %w", err)
 		}
-		at = forked.Sandboxes[0]
 		return nil
 	}
 	var err error
@@ -781,6 +773,76 @@ func (s *suite) chain(ctx context.Context, f *family) {
 			sb.Kill(ctx)
 		}
 	}
+}
+
+// onlyChild forks sb once.
+func (s *suite) onlyChild(ctx context.Context, sb Sandbox) (Sandbox, error) {
+	forked, err := sb.Fork(ctx, 1)
+	s.made = append(s.made, forked.Sandboxes...)
+	if err == nil {
+		err = errors.Join(forked.Errors...)
+	}
+	if err == nil && len(forked.Sandboxes) != 1 {
+		err = errors.New("there is no child")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return forked.Sandboxes[0], nil
+}
+
+// remembers checks that a child has what its source's process knew, or where
+// memory is not in forks, its files. after is what the source's process has
+// counted.
+func remembers(ctx context.Context, f *family, child Sandbox, memory bool, after int) error {
+	if !memory {
+		_, err := sh(ctx, child, "test -e "+dir+"/keeper.sh")
+		return err
+	}
+	got, err := ask(ctx, child)
+	if err != nil {
+		return fmt.Errorf("the child's process does not answer: %w", err)
+	}
+	if got != fmt.Sprintf("%d %s", after+1, f.secret) {
+		return errors.New("the child's process does not remember")
+	}
+	return nil
+}
+
+// suspended checks a fork of a suspended source, which stays so.
+func (s *suite) suspended(ctx context.Context, f *family) {
+	const id, name = "fork.suspended", "a fork of a suspended sandbox"
+	s.o.Progress(name)
+	start := time.Now()
+	memory := lives(ctx, f, f.kids[0], "keeper") == nil
+	err := func() error {
+		before, err := ask(ctx, f.source)
+		if err != nil {
+			return err
+		}
+		counted := 0
+		fmt.Sscan(before, &counted)
+		if err := f.source.Suspend(ctx); err != nil {
+			return err
+		}
+		child, err := s.onlyChild(ctx, f.source)
+		if err == nil {
+			defer child.Kill(ctx)
+			err = remembers(ctx, f, child, memory, counted)
+		}
+		// Were the source not suspended any more, this would be refused.
+		if e := f.source.Unsuspend(ctx); e != nil {
+			return errors.Join(err, fmt.Errorf("the source cannot go on: %w", e))
+		}
+		if err != nil {
+			return err
+		}
+		if again, err := ask(ctx, f.source); err != nil || again != fmt.Sprintf("%d %s", counted+1, f.secret) {
+			return fmt.Errorf("the source does not go on as it was: %q (%w)", again, err)
+		}
+		return nil
+	}()
+	s.verdict(id, name, start, err, "the child runs, and the source stays suspended until it is told to go on")
 }
 
 // full checks a snapshot with memory.
@@ -825,6 +887,7 @@ func (s *suite) sleep(ctx context.Context, f *family) {
 	s.o.Progress(name)
 	start := time.Now()
 	var down, up time.Duration
+	conn := s.beforeSleep(ctx, f)
 	err := func() error {
 		identity, err := sh(ctx, f.source, "hostname; cat /etc/machine-id 2>/dev/null || true")
 		if err != nil {
@@ -844,6 +907,9 @@ func (s *suite) sleep(ctx context.Context, f *family) {
 				return err
 			}
 			down = max(down, time.Since(t))
+			if n == 0 {
+				conn.asleep(ctx, s, f, before)
+			}
 			t = time.Now()
 			// The first of the cycles is woken by being asked for something.
 			if n > 0 {
@@ -876,4 +942,86 @@ func (s *suite) sleep(ctx context.Context, f *family) {
 		return nil
 	}()
 	s.verdict(id, name, start, err, "%d times, once by being asked for something; nothing lost. At most %d ms down, %d ms to the first answer", cycles, down.Milliseconds(), up.Milliseconds())
+	conn.add(ctx, s, f, err)
+}
+
+// sleeper is what is checked beside the sleep itself.
+type sleeper struct {
+	conn     net.Conn // a client's, to a listener inside; nil is none
+	connErr  error
+	connTook time.Duration
+	forked   time.Duration
+	forkErr  error
+	slept    bool
+}
+
+// promptly is how long an end of a connection may take to be known.
+const promptly = time.Second
+
+func (s *suite) beforeSleep(ctx context.Context, f *family) *sleeper {
+	x := &sleeper{}
+	if !has(ctx, f.source, "listen") {
+		return x
+	}
+	sh(ctx, f.source, "rm -f "+dir+"/conn.ended")
+	if x.conn, x.connErr = f.source.Dial(ctx, echoPort); x.connErr == nil {
+		x.connErr = echo(x.conn, "before sleep")
+	}
+	return x
+}
+
+// asleep looks at the connection's outer end, and forks the sandbox while it
+// sleeps. before is what its process said last.
+func (x *sleeper) asleep(ctx context.Context, s *suite, f *family, before string) {
+	x.slept = true
+	if x.conn != nil && x.connErr == nil {
+		start := time.Now()
+		x.conn.SetReadDeadline(start.Add(10 * promptly))
+		_, err := x.conn.Read(make([]byte, 1))
+		x.connTook = time.Since(start)
+		var late net.Error
+		switch {
+		case err == nil:
+			x.connErr = errors.New("something came out of the connection of a sandbox that sleeps")
+		case errors.As(err, &late) && late.Timeout():
+			x.connErr = fmt.Errorf("the client's end hangs for %s", x.connTook)
+		case x.connTook > promptly:
+			x.connErr = fmt.Errorf("the client's end knew after %s only", x.connTook)
+		}
+	}
+	counted := 0
+	fmt.Sscan(before, &counted)
+	start := time.Now()
+	child, err := s.onlyChild(ctx, f.source)
+	x.forked = time.Since(start)
+	if err == nil {
+		err = remembers(ctx, f, child, true, counted)
+		child.Kill(ctx)
+	}
+	x.forkErr = err
+}
+
+func (x *sleeper) add(ctx context.Context, s *suite, f *family, slept error) {
+	const forkID, forkName = "fork.asleep", "a fork of a hibernated sandbox"
+	const connID, connName = "hibernate.conns", "connections end on both sides when it hibernates"
+	start := time.Now()
+	if x.conn != nil {
+		defer x.conn.Close()
+	}
+	if !x.slept {
+		s.add(forkID, forkName, start, No, "it does not hibernate: %v", slept)
+		s.add(connID, connName, start, No, "it does not hibernate: %v", slept)
+		return
+	}
+	s.verdict(forkID, forkName, start, x.forkErr, "the child runs after %d ms, with what the process knew", x.forked.Milliseconds())
+	if x.conn == nil && x.connErr == nil {
+		s.add(connID, connName, start, Unsupported, "the template has no program that listens")
+		return
+	}
+	if x.connErr == nil {
+		if _, err := until(ctx, f.source, "test -e "+dir+"/conn.ended", 15*time.Second); err != nil {
+			x.connErr = errors.New("the process inside has not seen its end 15 s after it woke")
+		}
+	}
+	s.verdict(connID, connName, start, x.connErr, "the client knew after %d ms, the process inside when it woke", x.connTook.Milliseconds())
 }
