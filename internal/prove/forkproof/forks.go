@@ -873,9 +873,9 @@ func (s *suite) full(ctx context.Context, f *family) {
 		if got != at { // both were asked once since
 			return errors.New("its process does not remember")
 		}
-		return nil
+		return otherIdentity(ctx, f.source, child)
 	}()
-	s.verdict(id, name, start, err, "a process of the source goes on in a sandbox made of it")
+	s.verdict(id, name, start, err, "a process of the source goes on in a sandbox made of it, whose identity is its own")
 }
 
 // cycles is how often the source sleeps and wakes.

@@ -101,6 +101,9 @@ func (s *suite) disk(ctx context.Context) error {
 	defer sb.Kill(ctx)
 	start := time.Now()
 	err = func() error {
+		if _, err := sh(ctx, sb, makeHostKey); err != nil {
+			return err
+		}
 		if _, err := sh(ctx, sb, "mkdir -p /srv/p && echo before >/srv/p/f && ln /srv/p/f /srv/p/h && ln -s f /srv/p/l && rm -rf /var/tmp && head -c 300000 /dev/urandom >/srv/p/big"); err != nil {
 			return err
 		}
@@ -132,8 +135,36 @@ func (s *suite) disk(ctx context.Context) error {
 		if again, err := sh(ctx, child, "md5sum </srv/p/big"); err != nil || again != sum {
 			return fmt.Errorf("a file that was never synced is not the same: %s, then %s (%w)", sum, again, err)
 		}
-		return nil
+		return otherIdentity(ctx, sb, child)
 	}()
-	s.verdict(id, name, start, err, "files, links and removals are in a sandbox made of it, unsynced writes too, and nothing later")
+	s.verdict(id, name, start, err, "files, links and removals are in a sandbox made of it, unsynced writes too, and nothing later; its identity is its own")
+	return nil
+}
+
+// makeHostKey makes what a host makes when its SSH server is set up, where the
+// template can.
+const makeHostKey = `if command -v ssh-keygen >/dev/null 2>&1; then mkdir -p /etc/ssh; [ -e /etc/ssh/ssh_host_ed25519_key ] || ssh-keygen -q -t ed25519 -N "" -f /etc/ssh/ssh_host_ed25519_key; fi`
+
+// otherIdentity checks that nothing that tells a machine from others is the same
+// in two.
+func otherIdentity(ctx context.Context, one, other Sandbox) error {
+	for what, line := range map[string]string{
+		"host name":    "hostname 2>/dev/null || cat /proc/sys/kernel/hostname",
+		"machine-id":   "cat /etc/machine-id 2>/dev/null || true",
+		"generation":   "cat /run/warren/generation 2>/dev/null || true",
+		"SSH host key": "cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null || true",
+	} {
+		a, err := sh(ctx, one, line)
+		if err != nil {
+			return err
+		}
+		b, err := sh(ctx, other, line)
+		if err != nil {
+			return err
+		}
+		if a == b && a != "" {
+			return fmt.Errorf("it has the %s of its source", what)
+		}
+	}
 	return nil
 }
