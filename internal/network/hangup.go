@@ -17,8 +17,8 @@ import (
 
 const (
 	// hangUpWait is how long the other ends may take to close: those that are
-	// there need a round trip.
-	hangUpWait = 300 * time.Millisecond
+	// there need a round trip, and the host its time where it is busy.
+	hangUpWait = time.Second
 	// maxHangUps bounds the connections of one sandbox that are closed so.
 	maxHangUps = 4096
 )
