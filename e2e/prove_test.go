@@ -111,7 +111,7 @@ func checkProved(t *testing.T, r *prove.Report, name string) {
 	if rt.Memory == nil || rt.Memory.PSS <= 1<<20 || rt.Memory.Processes == 0 {
 		t.Errorf("memory is %+v", rt.Memory)
 	}
-	want := map[string]prove.Verdict{"suspend": prove.Yes, "fork.urandom": prove.Yes, "fork.hostname": prove.Yes, "fork.clock": prove.Yes, "fork.secrets": prove.Yes, "fork.chain": prove.Yes}
+	want := map[string]prove.Verdict{"suspend": prove.Yes, "fork.urandom": prove.Yes, "fork.hostname": prove.Yes, "fork.clock": prove.Yes, "fork.secrets": prove.Yes, "fork.chain": prove.Yes, "fork.suspended": prove.Yes, "fork.machineid": prove.Yes, "fork.generation": prove.Yes}
 	full := prove.No
 	if rt.Claims.FullCapture {
 		full = prove.Yes
@@ -121,7 +121,7 @@ func checkProved(t *testing.T, r *prove.Report, name string) {
 	}
 	// What busybox has a witness for is kept by a capture of memory, and the
 	// same rows are measured as lost by one of the disk.
-	for _, id := range []string{"capture_full", "hibernate", "fork.process", "fork.files", "fork.timers", "fork.terminal", "fork.pipes", "fork.listen", "fork.conns"} {
+	for _, id := range []string{"capture_full", "hibernate", "fork.process", "fork.files", "fork.timers", "fork.terminal", "fork.pipes", "fork.listen", "fork.conns", "fork.asleep", "hibernate.conns"} {
 		want[id] = full
 	}
 	if !rt.Claims.DiskCapture && !rt.Claims.FullCapture {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/warrenhq/warren/internal/agentclient"
+	"github.com/warrenhq/warren/internal/prove/forkproof"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -283,6 +285,15 @@ print("nanosleep", n, flush=True)
 		})
 	})
 
+	t.Run("every call goes on waiting", func(t *testing.T) {
+		dir := startCalls(t, c)
+		for range 5 {
+			frozen(20*time.Millisecond, nil)
+			time.Sleep(20 * time.Millisecond)
+		}
+		checkCalls(t, c, dir)
+	})
+
 	t.Run("traced by others", func(t *testing.T) {
 		needs(t, c, "strace")
 		cmd := part("spin", 2)
@@ -316,6 +327,34 @@ print("nanosleep", n, flush=True)
 			sh(t, c, "pkill -x sleep || killall sleep || true")
 		}
 	})
+}
+
+// startCalls starts a process for each system call that waits, and tells where.
+func startCalls(t *testing.T, c *agentclient.Client) string {
+	t.Helper()
+	needs(t, c, "python3")
+	dir := sh(t, c, "mktemp -d")
+	background(t, c, 1, agentclient.Command{Path: "python3", Args: []string{"-c", string(forkproof.CallsPython), dir}})
+	return dir
+}
+
+// checkCalls gives each call what it waits for, and wants it to have waited
+// until then.
+func checkCalls(t *testing.T, c *agentclient.Client, dir string) {
+	t.Helper()
+	sh(t, c, "touch "+dir+"/release")
+	var result string
+	eventually(t, 2*testLimit, func() error {
+		if result = sh(t, c, "cat "+dir+"/result 2>/dev/null || true"); result == "" {
+			return errors.New("the calls do not come to an end")
+		}
+		return nil
+	})
+	seen, err := forkproof.JudgeCalls(result)
+	if err != nil {
+		t.Error(err)
+	}
+	t.Log(seen)
 }
 
 // needs skips where the sandbox has no such program.

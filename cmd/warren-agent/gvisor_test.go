@@ -313,6 +313,40 @@ func follow(t *testing.T, c *agentclient.Client, program string) *lines {
 	return nil
 }
 
+// Calls that waited at the capture wait on in the source, in a fork, and in a
+// fork of that.
+func TestCallsInGVisor(t *testing.T) {
+	r := newRig(t)
+	b, c := r.start()
+	if err := c.Init(t.Context(), agentclient.InitRequest{AccessToken: "0", SandboxID: b.id}); err != nil {
+		t.Fatal(err)
+	}
+	c = b.client("0")
+	dir := startCalls(t, c)
+	var all []*agentclient.Client
+	for i := range 3 {
+		if err := c.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		image, _ := b.checkpoint(true)
+		if err := c.Thaw(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+		if len(all) == 3 {
+			break
+		}
+		fork, old := r.restore(image, fmt.Sprint(i))
+		if err := old.Restored(t.Context(), fork.restored(fmt.Sprint(i+1))); err != nil {
+			t.Fatal(err)
+		}
+		b, c = fork, fork.client(fmt.Sprint(i+1))
+	}
+	for _, c := range all {
+		checkCalls(t, c, dir)
+	}
+}
+
 // Connections to the outside end in a fork at once; in the source they go on,
 // as those inside do in both. Listeners listen.
 func TestConnectionsInGVisor(t *testing.T) {

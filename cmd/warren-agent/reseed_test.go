@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -29,7 +31,8 @@ time.sleep(1000)
 `},
 	{"node", "node", `
 const crypto = require('crypto'), fs = require('fs');
-crypto.randomBytes(8); crypto.randomUUID(); crypto.randomInt(10); Math.random();
+const key = () => crypto.generateKeyPairSync('ed25519').publicKey.export({ format: 'der', type: 'spki' }).toString('hex');
+crypto.randomBytes(8); crypto.randomUUID(); crypto.randomInt(10); Math.random(); key();
 console.log('up');
 const t = setInterval(() => {
   if (!fs.existsSync('/tmp/go')) return;
@@ -39,6 +42,7 @@ const t = setInterval(() => {
   console.log('randomInt', crypto.randomInt(2 ** 47));
   console.log('webcrypto', crypto.webcrypto.getRandomValues(new Uint32Array(2)).join());
   console.log('fill', crypto.randomFillSync(new Uint16Array(8), 2, 3).join());
+  console.log('key', key());
   console.log('math', Math.random());
   setInterval(() => {}, 1000);
 }, 20);
@@ -65,6 +69,21 @@ func TestReseedInGVisor(t *testing.T) {
 				for path, data := range map[string][]byte{reseed.NodePath: reseed.Node, "/tmp/python/" + reseed.PythonModule: reseed.Python} {
 					sh(t, c, "mkdir -p "+filepath.Dir(path))
 					if err := c.WriteFile(t.Context(), path, "root", bytes.NewReader(data), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if gcc, err := exec.LookPath("gcc"); err == nil && with && d.program == "node" {
+					out := filepath.Join(t.TempDir(), "reseed.node")
+					cmd := exec.Command(gcc, "-shared", "-fPIC", "-x", "c", "-o", out, "-")
+					cmd.Stdin = bytes.NewReader(reseed.Addon)
+					if msg, err := cmd.CombinedOutput(); err != nil {
+						t.Fatalf("%v: %s", err, msg)
+					}
+					data, err := os.ReadFile(out)
+					if err == nil {
+						err = c.WriteFile(t.Context(), reseed.AddonPath, "root", bytes.NewReader(data), 0o644)
+					}
+					if err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -86,12 +86,16 @@ func (a *Agent) handleInit(w http.ResponseWriter, r *http.Request) {
 	}
 	fresh, late := a.session.Update(req)
 	if !late {
-		if err := a.host.Apply(req, fresh); err != nil {
+		err := a.host.Apply(req, fresh)
+		if err == nil && req.Copied {
+			err = a.renew(r.Context(), req, false)
+		}
+		if err != nil {
 			files.WriteError(w, err)
 			return
 		}
 	}
-	if !a.host.HasGeneration() {
+	if fresh && !req.Copied || !a.host.HasGeneration() { // the disk may have an ancestor's
 		a.host.Generation() // a root filesystem that cannot be written to has none
 	}
 	w.WriteHeader(http.StatusNoContent)

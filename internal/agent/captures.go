@@ -130,18 +130,7 @@ func (a *Agent) restored(ctx context.Context, req control.RestoredRequest) error
 	if err := a.host.Verify(req.InitRequest); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, hooksTimeout)
-	defer cancel()
-	if !req.Wake {
-		if err := a.newHostKeys(ctx); err != nil {
-			return fmt.Errorf("new SSH host keys: %w", err)
-		}
-	}
-	generation, err := a.host.Generation()
-	if err != nil {
-		return fmt.Errorf("a new generation: %w", err)
-	}
-	if err := a.runHooks(ctx, req, generation); err != nil {
+	if err := a.renew(ctx, req.InitRequest, req.Wake); err != nil {
 		return err
 	}
 	// What processes that run do with it is theirs: see docs/decisions/0002-freeze.md.
@@ -151,6 +140,23 @@ func (a *Agent) restored(ctx context.Context, req control.RestoredRequest) error
 	a.session.Restored(req)
 	a.thaw()
 	return nil
+}
+
+// renew makes what is a sandbox's own beside its name: SSH host keys, a
+// generation, and what the hooks make.
+func (a *Agent) renew(ctx context.Context, req control.InitRequest, wake bool) error {
+	ctx, cancel := context.WithTimeout(ctx, hooksTimeout)
+	defer cancel()
+	if !wake {
+		if err := a.newHostKeys(ctx); err != nil {
+			return fmt.Errorf("new SSH host keys: %w", err)
+		}
+	}
+	generation, err := a.host.Generation()
+	if err != nil {
+		return fmt.Errorf("a new generation: %w", err)
+	}
+	return a.runHooks(ctx, req, wake, generation)
 }
 
 // newHostKeys makes the SSH server's keys anew, if it has any, and tells the
@@ -190,7 +196,7 @@ func (a *Agent) newHostKeys(ctx context.Context) error {
 
 // runHooks runs the programs of /etc/warren/restored.d, one after the other. A
 // hook must not wait for a process of the sandbox: these are still stopped.
-func (a *Agent) runHooks(ctx context.Context, req control.RestoredRequest, generation string) error {
+func (a *Agent) runHooks(ctx context.Context, req control.InitRequest, wake bool, generation string) error {
 	hooks, err := a.host.Hooks()
 	if err != nil {
 		return err
@@ -200,7 +206,7 @@ func (a *Agent) runHooks(ctx context.Context, req control.RestoredRequest, gener
 			"WARREN_SANDBOX_ID=" + req.SandboxID,
 			"WARREN_HOSTNAME=" + req.Hostname,
 			"WARREN_GENERATION=" + generation,
-			"WARREN_WAKE=" + strconv.FormatBool(req.Wake),
+			"WARREN_WAKE=" + strconv.FormatBool(wake),
 		})
 		if err != nil {
 			return fmt.Errorf("hook %w", err)

@@ -200,3 +200,69 @@ func TestRestoredHostKeys(t *testing.T) {
 		t.Error("woken, it has other keys")
 	}
 }
+
+// A sandbox that boots with a copy of another's disk is another machine: what
+// is on the disk of the other's identity is made anew.
+func TestInitCopied(t *testing.T) {
+	a := agenttest.Start(t)
+	hooks, out := filepath.Join(a.Etc, "warren/restored.d"), filepath.Join(a.Home, "out")
+	key := filepath.Join(a.Etc, "ssh/ssh_host_ed25519_key")
+	bus := filepath.Join(a.Var, "lib/dbus")
+	for _, dir := range []string{hooks, filepath.Dir(key), bus, filepath.Join(a.Run, "warren")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const old = "00112233445566778899aabbccddeeff\n"
+	files := []string{filepath.Join(a.Etc, "machine-id"), filepath.Join(bus, "machine-id"), filepath.Join(a.Run, "warren/generation")}
+	if _, err := exec.LookPath("ssh-keygen"); err == nil {
+		if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	for _, f := range files {
+		if err := os.WriteFile(f, []byte(old), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(hooks, "10"), []byte("#!/bin/sh\necho $WARREN_SANDBOX_ID $WARREN_WAKE >"+out+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	oldKey, _ := os.ReadFile(key)
+	req := agentclient.InitRequest{AccessToken: "one", SandboxID: "b", Hostname: "b", Copied: true}
+	if err := a.Client(t, "").Init(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if read(t, f) == old {
+			t.Errorf("%s is the other's", f)
+		}
+	}
+	if read(t, files[0]) != read(t, files[1]) {
+		t.Error("D-Bus has another machine-id")
+	}
+	if oldKey != nil && read(t, key) == string(oldKey) {
+		t.Error("the SSH host key is the other's")
+	}
+	if got := read(t, out); got != "b false\n" {
+		t.Errorf("the hook wrote %q", got)
+	}
+}
+
+// One that boots with a template's disk keeps the keys that are in it.
+func TestInitKeepsHostKeys(t *testing.T) {
+	a := agenttest.Start(t)
+	key := filepath.Join(a.Etc, "ssh/ssh_host_ed25519_key")
+	if err := os.MkdirAll(filepath.Dir(key), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(key, []byte("a key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Client(t, "").Init(t.Context(), agentclient.InitRequest{AccessToken: "one", SandboxID: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	if read(t, key) != "a key" {
+		t.Error("the template's key was replaced")
+	}
+}

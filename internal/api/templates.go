@@ -231,7 +231,8 @@ func toBuild(o wire.BuildTemplate, archive io.Reader, tenant string, root bool) 
 	case o.Debian != nil:
 		d := o.Debian
 		b.Debian = &template.DebianOptions{
-			Target: target, Suite: d.Suite, Packages: d.Packages, Mirror: d.Mirror, User: d.User, Env: d.Env, Slim: d.Slim, Variant: d.Variant,
+			Target: target, Suite: d.Suite, Packages: d.Packages, Mirror: d.Mirror, User: d.User, Env: d.Env, Slim: d.Slim,
+			Prune: d.Prune, Variant: d.Variant, Reseed: d.Reseed,
 		}
 	case o.Import != nil:
 		b.Import = &template.ImportOptions{

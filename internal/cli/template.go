@@ -59,6 +59,7 @@ func (f *targetFlags) into(r *wire.BuildTemplate) (err error) {
 func (a *app) templateBuildCmd() *cobra.Command {
 	var t targetFlags
 	var debian, file, stage, mirror, user, variant string
+	var reseed bool
 	var packages, args, env []string
 	var base, noCache, insecure bool
 	cmd := &cobra.Command{
@@ -90,12 +91,13 @@ func (a *app) templateBuildCmd() *cobra.Command {
 					r.Name = o.Name
 				}
 				r.Shared = true
-				r.Debian = &wire.BuildDebian{Suite: o.Suite, Packages: append(o.Packages, packages...), Mirror: mirror, User: o.User, Env: o.Env, Slim: o.Slim, Variant: o.Variant}
+				r.Debian = debianOf(o)
+				r.Debian.Packages, r.Debian.Mirror = append(r.Debian.Packages, packages...), mirror
 				for k, v := range pairs {
 					r.Debian.Env[k] = v
 				}
 			case debian != "":
-				r.Debian = &wire.BuildDebian{Suite: debian, Packages: packages, Mirror: mirror, User: user, Env: pairs, Variant: variant}
+				r.Debian = &wire.BuildDebian{Suite: debian, Packages: packages, Mirror: mirror, User: user, Env: pairs, Variant: variant, Reseed: reseed}
 			case len(ctxArg) == 1:
 				r.Dockerfile = &wire.BuildDockerfile{Stage: stage, NoCache: noCache, Insecure: insecure}
 				if r.Dockerfile.BuildArgs, err = parsePairs("build-arg", args); err != nil {
@@ -122,6 +124,7 @@ func (a *app) templateBuildCmd() *cobra.Command {
 	fl.StringVar(&mirror, "mirror", "", "Debian mirror (default: the daemon's host's own)")
 	fl.StringVar(&user, "user", "", "login user to make, with --debian")
 	fl.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE in its sandboxes' environment, with --debian or --base (repeatable)")
+	fl.BoolVar(&reseed, "reseed", false, "with --debian: make random numbers of Python, Node.js and OpenSSL differ between forks, as in base")
 	fl.StringVar(&variant, "variant", "", "mmdebstrap's variant: minbase, essential, apt or custom")
 	fl.StringVarP(&file, "file", "f", "", "the Dockerfile (default: CONTEXT/Dockerfile)")
 	fl.StringArrayVar(&args, "build-arg", nil, "NAME=VALUE for an ARG of the Dockerfile (repeatable)")
@@ -129,6 +132,14 @@ func (a *app) templateBuildCmd() *cobra.Command {
 	fl.BoolVar(&noCache, "no-cache", false, "run every step anew")
 	fl.BoolVar(&insecure, "insecure", false, "allow plain HTTP and unverified TLS to the registry of FROM")
 	return cmd
+}
+
+// debianOf is the request that builds o.
+func debianOf(o template.DebianOptions) *wire.BuildDebian {
+	return &wire.BuildDebian{
+		Suite: o.Suite, Packages: o.Packages, Mirror: o.Mirror, User: o.User, Env: o.Env,
+		Slim: o.Slim, Prune: o.Prune, Variant: o.Variant, Reseed: o.Reseed,
+	}
 }
 
 // buildContext opens a Dockerfile's context and says in o where in it, or

@@ -5,9 +5,11 @@ import (
 	"encoding/base64"
 	"errors"
 	"io"
+	"strconv"
 
 	"connectrpc.com/connect"
 
+	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/api/wire"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/proto/process"
@@ -97,14 +99,19 @@ func (c *Client) Start(ctx context.Context, id string, cmd Command) (*Running, e
 
 // Attach attaches to a command that runs inside, by its process id there, and
 // writes to out what it writes from now on, and before that what nobody was
-// attached to take. The caller calls Wait, whose end by ctx leaves the command
+// attached to take, and before that up to scrollback bytes of what its terminal,
+// if it has one, wrote (the agent keeps 64 KiB). The caller calls Wait, whose end by ctx leaves the command
 // running.
-func (c *Client) Attach(ctx context.Context, id string, pid uint32, out io.Writer) (*Running, error) {
+func (c *Client) Attach(ctx context.Context, id string, pid uint32, scrollback int, out io.Writer) (*Running, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	proc := c.Process(id)
-	stream, err := proc.Connect(ctx, connect.NewRequest(&process.ConnectRequest{
+	req := connect.NewRequest(&process.ConnectRequest{
 		Process: &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: pid}},
-	}))
+	})
+	if scrollback > 0 {
+		req.Header().Set(control.ScrollbackHeader, strconv.Itoa(scrollback))
+	}
+	stream, err := proc.Connect(ctx, req)
 	if err != nil {
 		cancel()
 		return nil, c.Error(err)

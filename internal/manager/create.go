@@ -319,7 +319,9 @@ func (m *Manager) restore(ctx context.Context, l *live, p plan) error {
 func (m *Manager) initAgent(ctx context.Context, agent *agentclient.Client, rec store.Record, p plan) error {
 	ctx, cancel := context.WithTimeout(ctx, initTimeout)
 	defer cancel()
-	return agent.Init(ctx, m.identity(rec, p.env))
+	req := m.identity(rec, p.env)
+	req.Copied = p.from != nil
+	return agent.Init(ctx, req)
 }
 
 // identity is what the agent of rec is told of it.

@@ -14,7 +14,8 @@ import (
 )
 
 // Release takes a slot back and destroys it; when it returns nil, its
-// namespace's pin, its link and its rules are gone. It is idempotent. On an
+// namespace's pin, its link and its rules are gone. What ran in it has ended; the
+// other ends of connections that it left are told. It is idempotent. On an
 // error the slot stays unused until Sweep has removed it.
 func (n *Network) Release(ctx context.Context, l sandbox.Link) error {
 	if err := n.begin(); err != nil {
@@ -32,6 +33,7 @@ func (n *Network) Release(ctx context.Context, l sandbox.Link) error {
 	if e == nil {
 		return nil
 	}
+	n.hangUp(e.slot)
 	return n.remove(e)
 }
 

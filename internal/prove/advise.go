@@ -338,6 +338,13 @@ func measured(r *Report, name string, a Answers) []string {
 	if t, ok := rt.Timing("exec"); ok {
 		say("exec round trip: %s p50, %s p99 (n %d)", ms(t.P50), ms(t.P99), t.N)
 	}
+	if a.State == StateFork {
+		for _, id := range []string{"fork", "hibernate", "wake"} {
+			if t, ok := rt.Timing(id); ok {
+				say("%s: %s p50, %s p99 (n %d)", t.Name, ms(t.P50), ms(t.P99), t.N)
+			}
+		}
+	}
 	if rt.Memory != nil {
 		n, pss := rt.Memory.Best()
 		what := "working set"

@@ -158,11 +158,14 @@ func (s *subject) OpenTerminal(ctx context.Context, argv ...string) (forkproof.T
 	return s.terminal(run, err, w, streams, cancel)
 }
 
+// scrollback is how many bytes of a terminal's past are asked for.
+const scrollback = 64 << 10
+
 func (s *subject) AttachTerminal(ctx context.Context, pid uint32) (forkproof.Terminal, error) {
 	w := newWatched()
 	streams, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel) // an attach that is not answered ends with ctx
-	run, err := s.m.o.Client.Attach(streams, s.id, pid, w)
+	run, err := s.m.o.Client.Attach(streams, s.id, pid, scrollback, w)
 	stop()
 	return s.terminal(run, err, w, streams, cancel)
 }

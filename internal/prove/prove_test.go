@@ -184,13 +184,13 @@ func TestJudge(t *testing.T) {
 }
 
 func TestBatteryIsWhole(t *testing.T) {
-	ids := map[string]bool{}
+	ids := map[string]bool{installer: true}
 	for _, w := range battery {
 		if ids[w.id] {
 			t.Errorf("%s is there twice", w.id)
 		}
 		ids[w.id] = true
-		if s, err := w.script(); err != nil || !strings.HasPrefix(s, prelude) {
+		if s, err := script(w.id); err != nil || !strings.HasPrefix(s, prelude) {
 			t.Errorf("%s: %v", w.id, err)
 		}
 	}

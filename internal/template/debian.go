@@ -53,7 +53,6 @@ func Base() DebianOptions {
 			"PATH":                      "/home/user/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 			"PIP_BREAK_SYSTEM_PACKAGES": "1",
 			"NPM_CONFIG_PREFIX":         "/home/user/.local",
-			"NODE_OPTIONS":              reseed.NodeOptions,
 		},
 		// python3-matplotlib brings in a whole compiler of numerical code
 		// (pythran) by way of fonttools and scipy: its headers and static
@@ -109,7 +108,7 @@ func (l *Library) BuildDebian(ctx context.Context, o DebianOptions, p Progress) 
 		return t, layer.Error("settle the root filesystem", err)
 	}
 	if o.Reseed {
-		if err := installReseed(dir); err != nil {
+		if err := installReseed(ctx, dir); err != nil {
 			return t, layer.Error("install what seeds random numbers anew in forks", err)
 		}
 	}
@@ -120,6 +119,9 @@ func (l *Library) BuildDebian(ctx context.Context, o DebianOptions, p Progress) 
 	c := Config{Env: map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}}
 	if o.User != "" {
 		c.User, c.Workdir = o.User, path.Join("/home", o.User)
+	}
+	if o.Reseed {
+		c.Env["NODE_OPTIONS"] = reseed.NodeOptions
 	}
 	maps.Copy(c.Env, o.Env)
 	return b.finish([]string{digest}, c, "debian:"+o.Suite)
@@ -195,13 +197,17 @@ func settle(dir, user string, prune []string) error {
 	return addUser(root, user)
 }
 
-func installReseed(dir string) error {
+func installReseed(ctx context.Context, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	return reseed.Install(root)
+	if err := reseed.Install(root); err != nil {
+		return err
+	}
+	// The packages' own programs have run there before.
+	return reseed.Compile(ctx, dir)
 }
 
 func emptyDir(root *os.Root, dir string) error {

@@ -61,7 +61,7 @@ type DebianOptions struct {
 	Env      map[string]string // PATH and LANG have defaults
 	Slim     []string          // path patterns that packages do not get to unpack (dpkg's --path-exclude); nil is documentation, man pages and translations
 	Prune    []string          // patterns (path.Match, relative to /) of what is removed after the installation
-	Reseed   bool              // install what makes random numbers of Python and Node differ between forks; Node's needs NODE_OPTIONS, see package reseed
+	Reseed   bool              // install what makes random numbers of Python and Node differ between forks, see package reseed
 	Variant  string            // mmdebstrap's: "minbase" (the default), "essential", "apt", "custom"
 }
 

@@ -36,6 +36,7 @@ type Agent struct {
 	Home  string // of the user, an empty directory that belongs to it
 	Etc   string // what init writes to instead of /etc
 	Run   string // what restored writes to instead of /run
+	Var   string // what init writes to instead of /var
 	// Hostnames and Clocks are what init asked the kernel for.
 	Hostnames *[]string
 	Clocks    *[]time.Time
@@ -75,7 +76,7 @@ func Start(t testing.TB) *Agent {
 	for d := dir; len(d) > len(os.TempDir()); d = filepath.Dir(d) {
 		os.Chmod(d, 0o755)
 	}
-	a := &Agent{Home: filepath.Join(dir, "home"), Etc: filepath.Join(dir, "etc"), Run: filepath.Join(dir, "run"), Freezer: &Freezer{}, Hostnames: &[]string{}, Clocks: &[]time.Time{}}
+	a := &Agent{Home: filepath.Join(dir, "home"), Etc: filepath.Join(dir, "etc"), Run: filepath.Join(dir, "run"), Var: filepath.Join(dir, "var"), Freezer: &Freezer{}, Hostnames: &[]string{}, Clocks: &[]time.Time{}}
 	rootHome := filepath.Join(dir, "root")
 	must := func(err error) {
 		t.Helper()
@@ -83,7 +84,7 @@ func Start(t testing.TB) *Agent {
 			t.Fatal(err)
 		}
 	}
-	for _, d := range []string{a.Home, a.Etc, a.Run, rootHome} {
+	for _, d := range []string{a.Home, a.Etc, a.Run, a.Var, rootHome} {
 		must(os.Mkdir(d, 0o755))
 	}
 	uid, gid := os.Getuid(), os.Getgid()
@@ -100,6 +101,7 @@ func Start(t testing.TB) *Agent {
 	ag, err := agent.New(agent.Config{Users: db, Freezer: a.Freezer, Host: identity.Host{
 		Etc: a.Etc,
 		Run: a.Run,
+		Var: a.Var,
 		Hostname: func() (string, error) {
 			if len(*a.Hostnames) == 0 {
 				return "", nil

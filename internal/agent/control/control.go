@@ -13,7 +13,11 @@ const (
 	TokenHeader     = "X-Access-Token"          // the access token, on every call after the first POST /init
 	MetadataPrefix  = "X-Metadata-"             // a file's metadata on upload
 	KeepaliveHeader = "Keepalive-Ping-Interval" // seconds between keepalive events on a stream
-	ModeHeader      = "X-Warren-Mode"           // octal permission bits of an uploaded file
+	// ScrollbackHeader, on Connect to a process with a terminal, asks for up to so
+	// many bytes of what the terminal wrote before, read or not, ahead of what
+	// nobody has read yet. The agent keeps 64 KiB.
+	ScrollbackHeader = "X-Warren-Scrollback"
+	ModeHeader       = "X-Warren-Mode" // octal permission bits of an uploaded file
 )
 
 // Paths of the plain HTTP calls.
@@ -54,6 +58,11 @@ type InitRequest struct {
 	Hosts       []HostEntry  `json:"hosts,omitempty"`       // more lines of /etc/hosts
 	Nameservers []netip.Addr `json:"nameservers,omitempty"` // of /etc/resolv.conf; at most 3 are used by C libraries
 	Search      []string     `json:"search,omitempty"`      // its search domains
+
+	// Copied is that the disk is a copy of another sandbox's, and this one boots
+	// with it: SSH host keys are made anew, and the programs of
+	// /etc/warren/restored.d are run.
+	Copied bool `json:"copied,omitempty"`
 }
 
 // RestoredRequest is the body of POST /restored: what a sandbox that was

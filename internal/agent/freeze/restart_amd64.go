@@ -2,30 +2,43 @@ package freeze
 
 import "golang.org/x/sys/unix"
 
-// eintr are the system calls that answer EINTR when they were interrupted, also
-// where no handler of a signal ran, so that they would tell of a freeze
-// (signal(7), "Interruption of system calls and library functions by stop
-// signals").
-var eintr = map[uint64]bool{
-	unix.SYS_EPOLL_WAIT: true, unix.SYS_EPOLL_PWAIT: true, unix.SYS_EPOLL_PWAIT2: true,
-	unix.SYS_RT_SIGTIMEDWAIT: true, unix.SYS_SEMOP: true, unix.SYS_SEMTIMEDOP: true,
-	unix.SYS_MSGRCV: true, unix.SYS_MSGSND: true, unix.SYS_IO_GETEVENTS: true,
-	unix.SYS_READ: true, unix.SYS_READV: true, unix.SYS_WRITE: true, unix.SYS_WRITEV: true,
-	unix.SYS_ACCEPT: true, unix.SYS_ACCEPT4: true, unix.SYS_CONNECT: true,
-	unix.SYS_RECVFROM: true, unix.SYS_RECVMSG: true, unix.SYS_RECVMMSG: true,
-	unix.SYS_SENDTO: true, unix.SYS_SENDMSG: true,
-}
+// How the kernel is told to begin a call anew (linux/errno.h): with
+// errRestartSys also where a handler with SA_RESTART runs first, with
+// errRestartNoHand only where none does. Else the call answers EINTR.
+const (
+	errRestartSys    = 512
+	errRestartNoHand = 514
+)
 
-// errRestartNoHand is ERESTARTNOHAND (linux/errno.h): the kernel begins the
-// call anew, or answers EINTR if a handler runs first.
-const errRestartNoHand = 514
+// eintr are the system calls that answer EINTR when they were interrupted, also
+// where no handler of a signal ran, so that they would tell of a freeze, and how
+// each is begun anew. Linux has those of signal(7), "Interruption of system
+// calls and library functions by stop signals"; gVisor has the opens of a FIFO
+// beside them, which Linux begins anew by itself.
+//
+// close is none of them: the descriptor is gone when it answers.
+var eintr = map[uint64]int64{
+	unix.SYS_EPOLL_WAIT: errRestartNoHand, unix.SYS_EPOLL_PWAIT: errRestartNoHand, unix.SYS_EPOLL_PWAIT2: errRestartNoHand,
+	unix.SYS_RT_SIGTIMEDWAIT: errRestartNoHand, unix.SYS_SEMOP: errRestartNoHand, unix.SYS_SEMTIMEDOP: errRestartNoHand,
+	unix.SYS_MSGRCV: errRestartNoHand, unix.SYS_MSGSND: errRestartNoHand,
+	unix.SYS_IO_GETEVENTS: errRestartNoHand, unix.SYS_IO_PGETEVENTS: errRestartNoHand, unix.SYS_IO_URING_ENTER: errRestartNoHand,
+	unix.SYS_READ: errRestartNoHand, unix.SYS_READV: errRestartNoHand, unix.SYS_WRITE: errRestartNoHand, unix.SYS_WRITEV: errRestartNoHand,
+	unix.SYS_ACCEPT: errRestartNoHand, unix.SYS_ACCEPT4: errRestartNoHand, unix.SYS_CONNECT: errRestartNoHand,
+	unix.SYS_RECVFROM: errRestartNoHand, unix.SYS_RECVMSG: errRestartNoHand, unix.SYS_RECVMMSG: errRestartNoHand,
+	unix.SYS_SENDTO: errRestartNoHand, unix.SYS_SENDMSG: errRestartNoHand,
+	unix.SYS_OPEN: errRestartSys, unix.SYS_OPENAT: errRestartSys, unix.SYS_OPENAT2: errRestartSys, unix.SYS_CREAT: errRestartSys,
+}
 
 // restart makes the call in which a stopped thread was interrupted begin anew.
 func restart(tid int) {
 	var r unix.PtraceRegs
-	if unix.PtraceGetRegs(tid, &r) != nil || int64(r.Orig_rax) < 0 || int64(r.Rax) != -int64(unix.EINTR) || !eintr[r.Orig_rax] {
+	if unix.PtraceGetRegs(tid, &r) != nil || int64(r.Orig_rax) < 0 || int64(r.Rax) != -int64(unix.EINTR) {
 		return
 	}
-	r.Rax = ^uint64(errRestartNoHand - 1)
+	how := eintr[r.Orig_rax]
+	if how == 0 {
+		return
+	}
+	r.Rax = uint64(-how)
 	unix.PtraceSetRegs(tid, &r)
 }

@@ -29,6 +29,7 @@ const clockSlack = 500 * time.Millisecond
 type Host struct {
 	Etc         string // the directory /etc
 	Run         string // the directory /run
+	Var         string // the directory /var; "" is not looked at
 	SetHostname func(string) error
 	Hostname    func() (string, error)
 	SetClock    func(time.Time) error
@@ -40,6 +41,7 @@ func System() Host {
 	return Host{
 		Etc:         "/etc",
 		Run:         "/run",
+		Var:         "/var",
 		Hostname:    os.Hostname,
 		SetHostname: func(name string) error { return unix.Sethostname([]byte(name)) },
 		SetClock: func(t time.Time) error {
@@ -117,19 +119,27 @@ func (h Host) Apply(r control.InitRequest, fresh bool) error {
 	}
 	if r.Hostname != "" {
 		try("set the hostname", h.SetHostname(r.Hostname))
-		try("write /etc/hostname", h.write("hostname", r.Hostname+"\n", 0o644))
+		try("write /etc/hostname", write(h.Etc, "hostname", r.Hostname+"\n", 0o644))
 	}
 	if r.Hostname != "" || len(r.Hosts) > 0 {
-		try("write /etc/hosts", h.write("hosts", hosts(r), 0o644))
+		try("write /etc/hosts", write(h.Etc, "hosts", hosts(r), 0o644))
 	}
 	if len(r.Nameservers) > 0 {
-		try("write /etc/resolv.conf", h.write("resolv.conf", resolvConf(r.Nameservers, r.Search), 0o644))
+		try("write /etc/resolv.conf", write(h.Etc, "resolv.conf", resolvConf(r.Nameservers, r.Search), 0o644))
 	}
 	if fresh {
 		var id [16]byte
 		rand.Read(id[:])
 		id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // a version 4 UUID, as machine-id(5) has it
-		try("write /etc/machine-id", h.write("machine-id", hex.EncodeToString(id[:])+"\n", 0o444))
+		text := hex.EncodeToString(id[:]) + "\n"
+		try("write /etc/machine-id", write(h.Etc, "machine-id", text, 0o444))
+		// D-Bus has one of its own where it is older than systemd's; mostly it is
+		// a link to that of /etc.
+		if bus := filepath.Join(h.Var, "lib/dbus"); h.Var != "" {
+			if st, err := os.Lstat(filepath.Join(bus, "machine-id")); err == nil && st.Mode().IsRegular() {
+				try("write "+bus+"/machine-id", write(bus, "machine-id", text, 0o444))
+			}
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -165,11 +175,11 @@ func resolvConf(servers []netip.Addr, search []string) string {
 	return b.String()
 }
 
-// write replaces a file of /etc. A link there is replaced, not followed: it is
+// write replaces a file in a directory. A link there is replaced, not followed: it is
 // often to a resolver's that does not run here. A mount point is written to.
-func (h Host) write(name, content string, mode fs.FileMode) error {
-	path := filepath.Join(h.Etc, name)
-	tmp, err := os.CreateTemp(h.Etc, ".warren-*")
+func write(dir, name, content string, mode fs.FileMode) error {
+	path := filepath.Join(dir, name)
+	tmp, err := os.CreateTemp(dir, ".warren-*")
 	if err != nil {
 		return err
 	}

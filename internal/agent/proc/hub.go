@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"time"
@@ -21,10 +22,15 @@ import (
 // So each byte reaches every reader that was attached when it was written, and
 // one that nobody was there to take reaches the next reader, unless more than
 // backlogBytes followed it.
+//
+// Of a terminal the last scrollBytes are kept beside that, read or not: a reader
+// that asks for scrollback gets them first, so that one who reattaches sees the
+// screen that was left. E2B's envd has no such thing, so nobody gets it unasked.
 const (
 	queueBytes   = 256 << 10 // of one reader
 	backlogBytes = 256 << 10 // of one command without readers
 	chunkBytes   = 64 << 10  // of one read, and the most that one event carries
+	scrollBytes  = 64 << 10  // of one terminal
 	itemOverhead = 128       // what a queued chunk costs beside its bytes
 )
 
@@ -50,6 +56,7 @@ type hub struct {
 	room    sync.Cond // a queue got shorter, or a reader left
 	readers map[*reader]struct{}
 	backlog queue
+	scroll  scrollback
 	end     *ending
 }
 
@@ -110,6 +117,9 @@ func (h *hub) publish(of stream, data []byte) {
 	for h.full() {
 		h.room.Wait()
 	}
+	if of == terminal {
+		h.scroll.write(data)
+	}
 	if len(h.readers) == 0 {
 		h.backlog.push(of, data)
 		h.backlog.trim(backlogBytes)
@@ -154,12 +164,23 @@ func (r *reader) notify() {
 	}
 }
 
-// attach adds a reader, which gets the backlog first.
-func (h *hub) attach() *reader {
+// attach adds a reader, which gets the backlog first, and before that as much of
+// a terminal's last output as makes scroll bytes with it.
+func (h *hub) attach(scroll int) *reader {
 	r := &reader{hub: h, ready: make(chan struct{}, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r.queue, h.backlog = h.backlog, queue{}
+	unread := 0
+	for _, c := range h.backlog.items {
+		unread += len(c.data)
+	}
+	if seen := h.scroll.last(scroll); len(seen) > unread {
+		r.queue.push(terminal, bytes.Clone(seen[:len(seen)-unread]))
+	}
+	for _, c := range h.backlog.items {
+		r.queue.push(c.of, c.data)
+	}
+	h.backlog = queue{}
 	h.readers[r] = struct{}{}
 	r.notify()
 	return r
@@ -219,9 +240,44 @@ func (r *reader) take() (*chunk, *ending) {
 	return &c, nil
 }
 
-// kept is the cost of the backlog in bytes.
+// kept is the cost of the backlog and the scrollback in bytes.
 func (h *hub) kept() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.backlog.cost
+	return h.backlog.cost + cap(h.scroll.data)
+}
+
+// scrollback is the end of a terminal's output.
+type scrollback struct {
+	data []byte // the last scrollBytes of it, and before them up to as many again
+	cut  bool   // there was more
+}
+
+func (s *scrollback) write(p []byte) {
+	if len(s.data)+len(p) > 2*scrollBytes {
+		s.cut = true
+		if len(p) >= scrollBytes {
+			s.data, p = s.data[:0], p[len(p)-scrollBytes:]
+		} else {
+			s.data = s.data[:copy(s.data, s.data[len(s.data)-min(len(s.data), scrollBytes):])]
+		}
+	}
+	s.data = append(s.data, p...)
+}
+
+// last gives up to n of the last bytes, at most scrollBytes. Where there were
+// more they begin with a line, if there is one, and not in the middle of a
+// character or an escape sequence.
+func (s *scrollback) last(n int) []byte {
+	n = min(max(n, 0), scrollBytes)
+	out := s.data
+	if len(out) > n {
+		out = out[len(out)-n:]
+	} else if !s.cut {
+		return out
+	}
+	if i := bytes.IndexByte(out, '\n'); i >= 0 {
+		return out[i+1:]
+	}
+	return out
 }

@@ -45,7 +45,7 @@ func TestHubNothingLostOrReordered(t *testing.T) {
 		want[of] = append(want[of], data...)
 		parts = append(parts, chunk{of: of, data: data})
 	}
-	readers := []*reader{h.attach(), h.attach(), h.attach()}
+	readers := []*reader{h.attach(0), h.attach(0), h.attach(0)}
 	got := make([]map[stream][]byte, len(readers))
 	var wg sync.WaitGroup
 	for i, r := range readers {
@@ -58,7 +58,7 @@ func TestHubNothingLostOrReordered(t *testing.T) {
 			})
 		})
 	}
-	left := h.attach() // one that takes nothing and goes away
+	left := h.attach(0) // one that takes nothing and goes away
 	time.AfterFunc(20*time.Millisecond, left.detach)
 	for _, p := range parts {
 		h.publish(p.of, bytes.Clone(p.data))
@@ -85,7 +85,7 @@ func TestHubBacklog(t *testing.T) {
 	h := newHub()
 	h.publish(stdout, []byte("before "))
 	h.publish(stderr, []byte("err"))
-	r := h.attach()
+	r := h.attach(0)
 	c, _, _ := r.next(t.Context(), nil)
 	if string(c.data) != "before " {
 		t.Errorf("got %q", c.data)
@@ -96,12 +96,12 @@ func TestHubBacklog(t *testing.T) {
 	r.detach() // idempotent
 	h.publish(stdout, []byte("after"))
 	h.finish(ending{code: 3})
-	got := collect(t, h.attach(), nil)
+	got := collect(t, h.attach(0), nil)
 	if string(got[stdout]) != "after" || string(got[stderr]) != "err more" {
 		t.Errorf("got %q", got)
 	}
 	// It was given out once.
-	if got := collect(t, h.attach(), nil); len(got) != 0 {
+	if got := collect(t, h.attach(0), nil); len(got) != 0 {
 		t.Errorf("again: %q", got)
 	}
 }
@@ -119,7 +119,7 @@ func TestHubBacklogIsBounded(t *testing.T) {
 		t.Errorf("kept %d", k)
 	}
 	h.finish(ending{})
-	got := collect(t, h.attach(), nil)
+	got := collect(t, h.attach(0), nil)
 	if !bytes.HasSuffix(got[stdout], []byte("last")) {
 		t.Error("the newest was dropped")
 	}
@@ -127,8 +127,8 @@ func TestHubBacklogIsBounded(t *testing.T) {
 
 func TestHubSmallWritesAreJoined(t *testing.T) {
 	h := newHub()
-	r := h.attach()
-	shared := h.attach()
+	r := h.attach(0)
+	shared := h.attach(0)
 	for range 10000 {
 		h.publish(stdout, []byte{'x'})
 	}
@@ -145,7 +145,7 @@ func TestHubSmallWritesAreJoined(t *testing.T) {
 
 func TestHubWaits(t *testing.T) {
 	h := newHub()
-	r := h.attach()
+	r := h.attach(0)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, _, err := r.next(ctx, nil); !errors.Is(err, context.Canceled) {
@@ -155,5 +155,70 @@ func TestHubWaits(t *testing.T) {
 	tick <- time.Now()
 	if c, e, err := r.next(t.Context(), tick); c != nil || e != nil || err != nil {
 		t.Errorf("got %v, %v, %v", c, e, err)
+	}
+}
+
+func TestHubScrollback(t *testing.T) {
+	h := newHub()
+	read := func(r *reader) (out string) {
+		t.Helper()
+		for {
+			c, _ := r.take()
+			if c == nil {
+				return out
+			}
+			out += string(c.data)
+		}
+	}
+	publish := func(of stream, s string) { h.publish(of, []byte(s)) }
+	r := h.attach(0)
+	publish(terminal, "one\n")
+	publish(terminal, "two\n")
+	if got := read(r); got != "one\ntwo\n" {
+		t.Errorf("%q", got)
+	}
+	publish(terminal, "three\n")
+	r.detach()
+	publish(terminal, "four\n")
+	// Read before, then what nobody took: each once.
+	r = h.attach(scrollBytes)
+	if got := read(r); got != "one\ntwo\nthree\nfour\n" {
+		t.Errorf("%q", got)
+	}
+	second := h.attach(len("o\nthree\nfour\n"))
+	publish(terminal, "five\n")
+	if got := read(second); got != "three\nfour\nfive\n" { // from the beginning of a line
+		t.Errorf("%q", got)
+	}
+	unasked := h.attach(0)
+	if got := read(unasked); got != "" {
+		t.Errorf("unasked it gets %q", got)
+	}
+	unasked.detach()
+	r.detach()
+	// However much is written, the end of it is kept, and no more than that.
+	rng := rand.New(rand.NewPCG(1, 0))
+	var all []byte
+	for range 400 {
+		line := append(bytes.Repeat([]byte{byte('a' + rng.IntN(26))}, rng.IntN(3000)), '\n')
+		all = append(all, line...)
+		h.publish(terminal, bytes.Clone(line))
+		read(second)
+	}
+	want := all[len(all)-scrollBytes:]
+	want = want[bytes.IndexByte(want, '\n')+1:]
+	if got := read(h.attach(1 << 30)); got != string(want) {
+		t.Errorf("%d bytes of scrollback, want %d", len(got), len(want))
+	}
+	if n := cap(h.scroll.data); n > 3*scrollBytes {
+		t.Errorf("it holds %d bytes", n)
+	}
+	// Pipes have none.
+	h = newHub()
+	r = h.attach(0)
+	publish(stdout, "out\n")
+	read(r)
+	if got := read(h.attach(scrollBytes)); got != "" {
+		t.Errorf("of a pipe %q", got)
 	}
 }

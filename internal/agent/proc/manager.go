@@ -82,7 +82,7 @@ func (m *Manager) start(u users.User, req *process.StartRequest, deadline time.T
 	m.mu.Unlock()
 
 	h := newHub()
-	rd := h.attach()
+	rd := h.attach(0)
 	c, err := start(m.life, m.reaper, sp, h)
 	if err != nil {
 		m.wg.Done()
@@ -185,17 +185,18 @@ func (m *Manager) find(sel *process.ProcessSelector) (*command, error) {
 	return nil, noProcess(sel)
 }
 
-// attach gives a reader of a command that runs, or that ended a moment ago.
-func (m *Manager) attach(sel *process.ProcessSelector) (uint32, *reader, error) {
+// attach gives a reader of a command that runs, or that ended a moment ago, with
+// up to scroll bytes of what its terminal wrote before.
+func (m *Manager) attach(sel *process.ProcessSelector, scroll int) (uint32, *reader, error) {
 	c, err := m.find(sel)
 	if err == nil {
-		return c.pid, c.hub.attach(), nil
+		return c.pid, c.hub.attach(scroll), nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := len(m.ended) - 1; i >= 0; i-- {
 		if e := m.ended[i]; selects(sel, e.pid, e.tag) {
-			return e.pid, e.hub.attach(), nil
+			return e.pid, e.hub.attach(scroll), nil
 		}
 	}
 	return 0, nil, err

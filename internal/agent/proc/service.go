@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/agent/reaper"
 	"github.com/warrenhq/warren/internal/agent/session"
 	"github.com/warrenhq/warren/proto/process"
@@ -45,9 +47,16 @@ func (s Service) Start(ctx context.Context, req *connect.Request[process.StartRe
 }
 
 // Connect attaches to a command: first what nobody took of its output, then
-// what comes.
+// what comes. With control.ScrollbackHeader it gets more of a terminal's.
 func (s Service) Connect(ctx context.Context, req *connect.Request[process.ConnectRequest], stream *connect.ServerStream[process.ConnectResponse]) error {
-	pid, rd, err := s.M.attach(req.Msg.GetProcess())
+	scroll := 0
+	if text := req.Header().Get(control.ScrollbackHeader); text != "" {
+		var err error
+		if scroll, err = strconv.Atoi(text); err != nil || scroll < 0 {
+			return invalid("%s is not a number of bytes", control.ScrollbackHeader)
+		}
+	}
+	pid, rd, err := s.M.attach(req.Msg.GetProcess(), scroll)
 	if err != nil {
 		return err
 	}

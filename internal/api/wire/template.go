@@ -56,7 +56,9 @@ type BuildDebian struct {
 	User     string            `json:"user,omitempty" doc:"A login user to make, with uid 1000"`
 	Env      map[string]string `json:"env,omitempty"`
 	Slim     []string          `json:"slim,omitempty" doc:"Path patterns that packages do not get to unpack; default: documentation, man pages and translations"`
+	Prune    []string          `json:"prune,omitempty" doc:"Path patterns to remove when all is installed"`
 	Variant  string            `json:"variant,omitempty" enum:"minbase,essential,apt,custom"`
+	Reseed   bool              `json:"reseed,omitempty" doc:"Install what makes the random numbers of Python, Node.js and OpenSSL differ between forks"`
 }
 
 // BuildImport makes a template of an OCI image.

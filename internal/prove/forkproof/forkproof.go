@@ -38,7 +38,7 @@ type Sandbox interface {
 	// Dial connects to a TCP port inside.
 	Dial(ctx context.Context, port int) (net.Conn, error)
 	// OpenTerminal starts a command in a terminal, as root; AttachTerminal
-	// attaches to one that runs.
+	// attaches to one that runs, and gives what it wrote before first.
 	OpenTerminal(ctx context.Context, argv ...string) (Terminal, error)
 	AttachTerminal(ctx context.Context, pid uint32) (Terminal, error)
 	Suspend(ctx context.Context) error

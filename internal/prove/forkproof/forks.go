@@ -21,6 +21,13 @@ var (
 	witnessPython []byte
 	//go:embed witness.js
 	witnessNode []byte
+	// CallsPython is a program that waits in every system call that it knows of
+	// at once, and tells which of them was ended before its time. It is given a
+	// directory of its own, writes "up" there, and when there is a "release" its
+	// findings to "result".
+	//
+	//go:embed calls.py
+	CallsPython []byte
 )
 
 const (
@@ -35,9 +42,14 @@ type family struct {
 	kids   []Sandbox
 	secret string   // only the memory of a process of the source holds it
 	conn   net.Conn // to the source's listener, from before the fork
-	term   Terminal // of the source, detached
-	mark   string   // the last that was written to it
+	term   Terminal // of the source, detached: seenMark was read of it, unreadMark was not
 }
+
+// What the source's terminal wrote.
+const (
+	seenMark   = "seen-41"
+	unreadMark = "unread-42"
+)
 
 // all is the source and its children, the source first.
 func (f *family) all() []Sandbox { return append([]Sandbox{f.source}, f.kids...) }
@@ -73,10 +85,13 @@ var checks = []check{
 	{"fork.process", "processes and their memory are in each child", processes, ""},
 	{"fork.files", "open files without a name", openFiles, ""},
 	{"fork.blocked", "a call that blocked goes on blocking (open of a fifo)", blocked, ""},
+	{"fork.calls", "calls that wait go on waiting (every kind that is known)", overCalls(JudgeCalls), ""},
+	{"fork.write", "a write of more than fits is not cut short", overCalls(largeWrites), ""},
 	{"fork.clock", "the wall clock is right", clock, ""},
 	{"fork.hostname", "a host name of its own", hostnames, ""},
 	{"fork.machineid", "a machine-id of its own", machineIDs, ""},
 	{"fork.sshkeys", "SSH host keys of its own", sshKeys, ""},
+	{"fork.generation", "/run/warren/generation of its own", fresh("cat /run/warren/generation 2>/dev/null || exit 77"), ""},
 	{"fork.id", "its own sandbox id inside", ids, ""},
 	{"fork.secrets", "ephemeral secrets are not in a child", secrets, ""},
 	{"fork.urandom", "/dev/urandom differs", fresh("head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'"), ""},
@@ -92,10 +107,11 @@ var checks = []check{
 	{"fork.nodecrypto", "Node crypto, in a process that lived through it", living("node", "crypto"), nodeRemedy},
 	{"fork.nodeuuid", "Node randomUUID, in a process that lived through it", living("node", "uuid"), nodeRemedy},
 	{"fork.nodemath", "Node Math.random, in a process that lived through it", living("node", "math"), nodeRemedy},
+	{"fork.nodekeys", "Node key generation (OpenSSL), in a process that lived through it", living("node", "key"), nodeRemedy},
 	{"fork.listen", "listeners answer in each child", listeners, ""},
 	{"fork.conns", "a child's copy of an outside connection is closed", connections, ""},
 	{"fork.timers", "sleepers and timers go on", timers, ""},
-	{"fork.terminal", "a terminal can be reattached, with what nobody had read", terminals, ""},
+	{"fork.terminal", "a terminal can be reattached, with its scrollback", terminals, ""},
 	{"fork.inotify", "inotify watches fire", inotify, ""},
 	{"fork.locks", "file locks hold, and end with their holder", locks, ""},
 	{"fork.pipes", "pipes between processes", pipes, ""},
@@ -156,6 +172,7 @@ func (s *suite) forks(ctx context.Context) error {
 			s.verdict(c.id, c.name, start, err, "%s", seen)
 		}
 		s.chain(ctx, f)
+		s.suspended(ctx, f)
 	}
 	for _, k := range f.kids {
 		k.Kill(ctx)
@@ -210,15 +227,18 @@ func (s *suite) prepare(ctx context.Context) (*family, error) {
 	}
 	// A terminal, of which the last output is read by nobody before the fork.
 	if t, err := f.source.OpenTerminal(ctx, "/bin/sh"); err == nil {
-		err := t.Send(ctx, "a=kept; sleep 1; echo un''read-$((40+2))\n")
+		err := t.Send(ctx, "a=kept; echo se''en-$((40+1)); sleep 1; echo un''read-$((40+2))\n")
 		if err == nil {
-			_, err = t.ReadUntil(ctx, "a=kept") // the echo of what was typed
+			_, err = t.ReadUntil(ctx, seenMark)
 		}
 		t.Close()
 		if err == nil {
-			f.term, f.mark = t, "unread-42"
+			f.term = t
 			pause(ctx, 2*time.Second)
 		}
+	}
+	if err := startCalls(ctx, f.source); err != nil && !errors.As(err, new(errUntried)) {
+		return nil, err
 	}
 	if _, err := sh(ctx, f.source, "cd "+dir+"; (sleep 5; date +%s >slept) </dev/null >/dev/null 2>&1 & sync"); err != nil {
 		return nil, err
@@ -599,8 +619,12 @@ func terminals(ctx context.Context, f *family) (string, error) {
 			return err
 		}
 		defer t.Close()
-		if _, err := t.ReadUntil(ctx, f.mark); err != nil {
+		text, err := t.ReadUntil(ctx, unreadMark)
+		if err != nil {
 			return fmt.Errorf("what it had written is not there: %w", err)
+		}
+		if strings.Count(text, seenMark) != 1 || strings.Count(text, unreadMark) != 1 {
+			return fmt.Errorf("its scrollback is %q", text)
 		}
 		if err := t.Send(ctx, "echo still-$a-$((1+1))\n"); err != nil {
 			return err
@@ -616,7 +640,7 @@ func terminals(ctx context.Context, f *family) (string, error) {
 	if err := try(f.source); err != nil {
 		return "", fmt.Errorf("the source: %w", err)
 	}
-	return "the shell in it answers in each and in the source, and what it had written to nobody is read first", nil
+	return "the shell in it answers in each and in the source, and what it had written is read first, each line once, also what had been read before", nil
 }
 
 func inotify(ctx context.Context, f *family) (string, error) {
@@ -728,18 +752,9 @@ func (s *suite) chain(ctx context.Context, f *family) {
 		if depth == generations {
 			return nil
 		}
-		forked, err := at.Fork(ctx, 1)
-		s.made = append(s.made, forked.Sandboxes...)
-		if err == nil {
-			err = errors.Join(forked.Errors...)
-		}
-		if err == nil && len(forked.Sandboxes) != 1 {
-			err = errors.New("there is no child")
-		}
-		if err != nil {
+		if at, err = s.onlyChild(ctx, at); err != nil {
 			return fmt.Errorf("it cannot be forked: %w", err)
 		}
-		at = forked.Sandboxes[0]
 		return nil
 	}
 	var err error
@@ -758,6 +773,76 @@ func (s *suite) chain(ctx context.Context, f *family) {
 			sb.Kill(ctx)
 		}
 	}
+}
+
+// onlyChild forks sb once.
+func (s *suite) onlyChild(ctx context.Context, sb Sandbox) (Sandbox, error) {
+	forked, err := sb.Fork(ctx, 1)
+	s.made = append(s.made, forked.Sandboxes...)
+	if err == nil {
+		err = errors.Join(forked.Errors...)
+	}
+	if err == nil && len(forked.Sandboxes) != 1 {
+		err = errors.New("there is no child")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return forked.Sandboxes[0], nil
+}
+
+// remembers checks that a child has what its source's process knew, or where
+// memory is not in forks, its files. after is what the source's process has
+// counted.
+func remembers(ctx context.Context, f *family, child Sandbox, memory bool, after int) error {
+	if !memory {
+		_, err := sh(ctx, child, "test -e "+dir+"/keeper.sh")
+		return err
+	}
+	got, err := ask(ctx, child)
+	if err != nil {
+		return fmt.Errorf("the child's process does not answer: %w", err)
+	}
+	if got != fmt.Sprintf("%d %s", after+1, f.secret) {
+		return errors.New("the child's process does not remember")
+	}
+	return nil
+}
+
+// suspended checks a fork of a suspended source, which stays so.
+func (s *suite) suspended(ctx context.Context, f *family) {
+	const id, name = "fork.suspended", "a fork of a suspended sandbox"
+	s.o.Progress(name)
+	start := time.Now()
+	memory := lives(ctx, f, f.kids[0], "keeper") == nil
+	err := func() error {
+		before, err := ask(ctx, f.source)
+		if err != nil {
+			return err
+		}
+		counted := 0
+		fmt.Sscan(before, &counted)
+		if err := f.source.Suspend(ctx); err != nil {
+			return err
+		}
+		child, err := s.onlyChild(ctx, f.source)
+		if err == nil {
+			defer child.Kill(ctx)
+			err = remembers(ctx, f, child, memory, counted)
+		}
+		// Were the source not suspended any more, this would be refused.
+		if e := f.source.Unsuspend(ctx); e != nil {
+			return errors.Join(err, fmt.Errorf("the source cannot go on: %w", e))
+		}
+		if err != nil {
+			return err
+		}
+		if again, err := ask(ctx, f.source); err != nil || again != fmt.Sprintf("%d %s", counted+1, f.secret) {
+			return fmt.Errorf("the source does not go on as it was: %q (%w)", again, err)
+		}
+		return nil
+	}()
+	s.verdict(id, name, start, err, "the child runs, and the source stays suspended until it is told to go on")
 }
 
 // full checks a snapshot with memory.
@@ -788,9 +873,9 @@ func (s *suite) full(ctx context.Context, f *family) {
 		if got != at { // both were asked once since
 			return errors.New("its process does not remember")
 		}
-		return nil
+		return otherIdentity(ctx, f.source, child)
 	}()
-	s.verdict(id, name, start, err, "a process of the source goes on in a sandbox made of it")
+	s.verdict(id, name, start, err, "a process of the source goes on in a sandbox made of it, whose identity is its own")
 }
 
 // cycles is how often the source sleeps and wakes.
@@ -802,6 +887,7 @@ func (s *suite) sleep(ctx context.Context, f *family) {
 	s.o.Progress(name)
 	start := time.Now()
 	var down, up time.Duration
+	conn := s.beforeSleep(ctx, f)
 	err := func() error {
 		identity, err := sh(ctx, f.source, "hostname; cat /etc/machine-id 2>/dev/null || true")
 		if err != nil {
@@ -821,6 +907,9 @@ func (s *suite) sleep(ctx context.Context, f *family) {
 				return err
 			}
 			down = max(down, time.Since(t))
+			if n == 0 {
+				conn.asleep(ctx, s, f, before)
+			}
 			t = time.Now()
 			// The first of the cycles is woken by being asked for something.
 			if n > 0 {
@@ -853,4 +942,86 @@ func (s *suite) sleep(ctx context.Context, f *family) {
 		return nil
 	}()
 	s.verdict(id, name, start, err, "%d times, once by being asked for something; nothing lost. At most %d ms down, %d ms to the first answer", cycles, down.Milliseconds(), up.Milliseconds())
+	conn.add(ctx, s, f, err)
+}
+
+// sleeper is what is checked beside the sleep itself.
+type sleeper struct {
+	conn     net.Conn // a client's, to a listener inside; nil is none
+	connErr  error
+	connTook time.Duration
+	forked   time.Duration
+	forkErr  error
+	slept    bool
+}
+
+// promptly is how long an end of a connection may take to be known.
+const promptly = time.Second
+
+func (s *suite) beforeSleep(ctx context.Context, f *family) *sleeper {
+	x := &sleeper{}
+	if !has(ctx, f.source, "listen") {
+		return x
+	}
+	sh(ctx, f.source, "rm -f "+dir+"/conn.ended")
+	if x.conn, x.connErr = f.source.Dial(ctx, echoPort); x.connErr == nil {
+		x.connErr = echo(x.conn, "before sleep")
+	}
+	return x
+}
+
+// asleep looks at the connection's outer end, and forks the sandbox while it
+// sleeps. before is what its process said last.
+func (x *sleeper) asleep(ctx context.Context, s *suite, f *family, before string) {
+	x.slept = true
+	if x.conn != nil && x.connErr == nil {
+		start := time.Now()
+		x.conn.SetReadDeadline(start.Add(10 * promptly))
+		_, err := x.conn.Read(make([]byte, 1))
+		x.connTook = time.Since(start)
+		var late net.Error
+		switch {
+		case err == nil:
+			x.connErr = errors.New("something came out of the connection of a sandbox that sleeps")
+		case errors.As(err, &late) && late.Timeout():
+			x.connErr = fmt.Errorf("the client's end hangs for %s", x.connTook)
+		case x.connTook > promptly:
+			x.connErr = fmt.Errorf("the client's end knew after %s only", x.connTook)
+		}
+	}
+	counted := 0
+	fmt.Sscan(before, &counted)
+	start := time.Now()
+	child, err := s.onlyChild(ctx, f.source)
+	x.forked = time.Since(start)
+	if err == nil {
+		err = remembers(ctx, f, child, true, counted)
+		child.Kill(ctx)
+	}
+	x.forkErr = err
+}
+
+func (x *sleeper) add(ctx context.Context, s *suite, f *family, slept error) {
+	const forkID, forkName = "fork.asleep", "a fork of a hibernated sandbox"
+	const connID, connName = "hibernate.conns", "connections end on both sides when it hibernates"
+	start := time.Now()
+	if x.conn != nil {
+		defer x.conn.Close()
+	}
+	if !x.slept {
+		s.add(forkID, forkName, start, No, "it does not hibernate: %v", slept)
+		s.add(connID, connName, start, No, "it does not hibernate: %v", slept)
+		return
+	}
+	s.verdict(forkID, forkName, start, x.forkErr, "the child runs after %d ms, with what the process knew", x.forked.Milliseconds())
+	if x.conn == nil && x.connErr == nil {
+		s.add(connID, connName, start, Unsupported, "the template has no program that listens")
+		return
+	}
+	if x.connErr == nil {
+		if _, err := until(ctx, f.source, "test -e "+dir+"/conn.ended", 15*time.Second); err != nil {
+			x.connErr = errors.New("the process inside has not seen its end 15 s after it woke")
+		}
+	}
+	s.verdict(connID, connName, start, x.connErr, "the client knew after %d ms, the process inside when it woke", x.connTook.Milliseconds())
 }

@@ -2,6 +2,7 @@ package forkproof
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -37,6 +38,7 @@ func (s *suite) suspend(ctx context.Context) error {
 		s.add(id, name, start, Unsupported, "no process to suspend: %v", err)
 		return nil
 	}
+	callsErr := startCalls(ctx, sb)
 	t := time.Now()
 	if err := sb.Suspend(ctx); err != nil {
 		s.add(id, name, start, No, "%v", err)
@@ -67,7 +69,25 @@ func (s *suite) suspend(ctx context.Context) error {
 		}
 	}
 	s.verdict(id, name, start, err, "suspended in %d ms, back in %d ms; its process stood still between", took.Milliseconds(), back.Milliseconds())
+	s.suspendedCalls(ctx, sb, callsErr)
 	return nil
+}
+
+// suspendedCalls checks that calls that waited when sb was suspended went on.
+func (s *suite) suspendedCalls(ctx context.Context, sb Sandbox, err error) {
+	start := time.Now()
+	var seen string
+	if err == nil {
+		if seen, err = endCalls(ctx, sb); err == nil {
+			seen, err = JudgeCalls(seen)
+		}
+	}
+	const id, name = "suspend.calls", "calls that wait go on waiting over a suspension"
+	if e := (errUntried{}); errors.As(err, &e) {
+		s.add(id, name, start, Unsupported, "%s", e.why)
+		return
+	}
+	s.verdict(id, name, start, err, "%s", seen)
 }
 
 // disk checks a snapshot of the disk and a sandbox of it.
@@ -81,6 +101,9 @@ func (s *suite) disk(ctx context.Context) error {
 	defer sb.Kill(ctx)
 	start := time.Now()
 	err = func() error {
+		if _, err := sh(ctx, sb, makeHostKey); err != nil {
+			return err
+		}
 		if _, err := sh(ctx, sb, "mkdir -p /srv/p && echo before >/srv/p/f && ln /srv/p/f /srv/p/h && ln -s f /srv/p/l && rm -rf /var/tmp && head -c 300000 /dev/urandom >/srv/p/big"); err != nil {
 			return err
 		}
@@ -112,8 +135,36 @@ func (s *suite) disk(ctx context.Context) error {
 		if again, err := sh(ctx, child, "md5sum </srv/p/big"); err != nil || again != sum {
 			return fmt.Errorf("a file that was never synced is not the same: %s, then %s (%w)", sum, again, err)
 		}
-		return nil
+		return otherIdentity(ctx, sb, child)
 	}()
-	s.verdict(id, name, start, err, "files, links and removals are in a sandbox made of it, unsynced writes too, and nothing later")
+	s.verdict(id, name, start, err, "files, links and removals are in a sandbox made of it, unsynced writes too, and nothing later; its identity is its own")
+	return nil
+}
+
+// makeHostKey makes what a host makes when its SSH server is set up, where the
+// template can.
+const makeHostKey = `if command -v ssh-keygen >/dev/null 2>&1; then mkdir -p /etc/ssh; [ -e /etc/ssh/ssh_host_ed25519_key ] || ssh-keygen -q -t ed25519 -N "" -f /etc/ssh/ssh_host_ed25519_key; fi`
+
+// otherIdentity checks that nothing that tells a machine from others is the same
+// in two.
+func otherIdentity(ctx context.Context, one, other Sandbox) error {
+	for what, line := range map[string]string{
+		"host name":    "hostname 2>/dev/null || cat /proc/sys/kernel/hostname",
+		"machine-id":   "cat /etc/machine-id 2>/dev/null || true",
+		"generation":   "cat /run/warren/generation 2>/dev/null || true",
+		"SSH host key": "cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null || true",
+	} {
+		a, err := sh(ctx, one, line)
+		if err != nil {
+			return err
+		}
+		b, err := sh(ctx, other, line)
+		if err != nil {
+			return err
+		}
+		if a == b && a != "" {
+			return fmt.Errorf("it has the %s of its source", what)
+		}
+	}
 	return nil
 }

@@ -5,8 +5,10 @@
 // after an hour, and it keeps random numbers for randomUUID and randomInt in
 // store. So here the functions of the crypto module take them from the kernel,
 // each time. Math.random is replaced when the sandbox was restored, which the
-// agent tells by SIGURG, and then too, where Node has OpenSSL's RDRAND engine,
-// what OpenSSL itself makes (keys, TLS) comes from the processor.
+// agent tells by SIGURG, and then too OpenSSL is told to seed anew what it makes
+// keys and TLS from: by reseed.node beside this file, which a template has that
+// has a compiler. Without it they come from the processor, where Node has
+// OpenSSL's RDRAND engine.
 // WARREN_RESEED=0 in the environment turns it off.
 'use strict';
 if (process.env.WARREN_RESEED !== '0' && process.platform === 'linux') {
@@ -96,9 +98,16 @@ if (process.env.WARREN_RESEED !== '0' && process.platform === 'linux') {
   }
   require('module').syncBuiltinESMExports();
 
+  // One that was built with another OpenSSL, or not at all, is no reason not to
+  // run the program.
+  let openssl = () => false;
+  try {
+    openssl = require(require('path').join(__dirname, 'reseed.node'));
+  } catch { /* there is none */ }
+
   const onRestore = () => {
     try {
-      crypto.setEngine('rdrand', crypto.constants.ENGINE_METHOD_RAND);
+      if (!openssl()) crypto.setEngine('rdrand', crypto.constants.ENGINE_METHOD_RAND);
     } catch { /* this Node has none */ }
     // sfc32, seeded from the kernel. Math.random promises no more.
     let [a, b, c, d] = new Uint32Array(fill(new Uint8Array(16)).buffer);
