@@ -79,6 +79,7 @@ func (a *app) serveCmd() *cobra.Command {
 	fl.StringVar(&diskReserve, "disk-reserve", "", "free disk below which no sandbox is made (default 1G)")
 	fl.Float64Var(&cfg.Budget.ProcessOvercommit, "process-overcommit", 0, "how many times the host's processes may be promised to sandboxes (default 16)")
 	fl.IntVar(&cfg.Budget.Creates, "creates", 0, "creates at work at one time (default: 2 per CPU, at least 4)")
+	fl.IntVar(&cfg.Spares, "spares", daemon.DefaultSpares, "sandboxes kept prepared for forks and wakes, at most (0: none)")
 	fl.DurationVar(&cfg.KeepEnded, "keep-ended", 7*24*time.Hour, "how long records of ended sandboxes are kept")
 	fl.IntVar(&cfg.MaxEnded, "max-ended", 10_000, "how many records of ended sandboxes are kept")
 	fl.DurationVar(&cfg.Grace, "grace", 10*time.Second, "time for calls under way when it ends")

@@ -192,13 +192,29 @@ func tailOf(path string, max int64) []byte {
 	return data
 }
 
+// Carry puts what is kept of the console in one directory before the one in
+// another, as its older part. It is nil where there is none to carry.
+func Carry(from, to string) error {
+	old := Tail(from, maxFile)
+	if len(old) == 0 {
+		return nil
+	}
+	if err := os.WriteFile(filepath.Join(to, oldName), old, 0o600); err != nil {
+		return fmt.Errorf("console: %w", err)
+	}
+	return nil
+}
+
 // followEvery is how often a following reader looks for more.
 const followEvery = 50 * time.Millisecond
 
 // Open reads a console from the oldest kept byte. With follow, the end of what
 // there is waits for more until ctx is done or the reader is closed, which
 // both read as io.EOF.
-func Open(ctx context.Context, dir string, follow bool) io.ReadCloser {
+//
+// dir is asked anew whenever a file is opened: a console that is carried to
+// another directory is followed there.
+func Open(ctx context.Context, dir func() string, follow bool) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)
 	return &reader{ctx: ctx, cancel: cancel, dir: dir, follow: follow, next: oldName}
 }
@@ -206,7 +222,7 @@ func Open(ctx context.Context, dir string, follow bool) io.ReadCloser {
 type reader struct {
 	ctx    context.Context
 	cancel context.CancelFunc
-	dir    string
+	dir    func() string
 	follow bool
 
 	mu   sync.Mutex
@@ -240,7 +256,7 @@ func (r *reader) read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		if r.f == nil {
-			f, err := os.Open(filepath.Join(r.dir, r.next))
+			f, err := os.Open(filepath.Join(r.dir(), r.next))
 			missing := errors.Is(err, os.ErrNotExist)
 			if missing && r.next == oldName {
 				r.next = logName
@@ -269,7 +285,7 @@ func (r *reader) read(p []byte) (int, error) {
 
 // rotated tells whether the open file is not console.log (any more).
 func (r *reader) rotated() bool {
-	now, err := os.Stat(filepath.Join(r.dir, logName))
+	now, err := os.Stat(filepath.Join(r.dir(), logName))
 	if err != nil {
 		return false // between a rotation's rename and its new file
 	}

@@ -83,7 +83,7 @@ func TestDiskIsBounded(t *testing.T) {
 func TestFollowAcrossRotation(t *testing.T) {
 	dir := t.TempDir()
 	r, w := record(t, dir)
-	rd := Open(t.Context(), dir, true)
+	rd := Open(t.Context(), func() string { return dir }, true)
 	defer rd.Close()
 	const lines = 9000 // 900 kB: one rotation, so that no kept byte is lost
 	go func() {
@@ -109,7 +109,7 @@ func TestFollowAcrossRotation(t *testing.T) {
 func TestReadersEnd(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
-	rd := Open(ctx, dir, true)
+	rd := Open(ctx, func() string { return dir }, true)
 	time.AfterFunc(20*time.Millisecond, cancel)
 	if data, err := io.ReadAll(rd); err != nil || len(data) != 0 {
 		t.Errorf("following nothing = %q, %v", data, err)
@@ -119,7 +119,7 @@ func TestReadersEnd(t *testing.T) {
 	fmt.Fprint(w, "hello\n")
 	deadline := time.Now().Add(10 * time.Second)
 	for {
-		data, err := io.ReadAll(Open(t.Context(), dir, false))
+		data, err := io.ReadAll(Open(t.Context(), func() string { return dir }, false))
 		if err != nil {
 			t.Fatal(err)
 		}

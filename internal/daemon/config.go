@@ -22,6 +22,9 @@ const (
 	DefaultListen = "127.0.0.1:7070"
 	DefaultDomain = "localhost"
 
+	// DefaultSpares is few enough to be no burden: see docs/decisions/0008.
+	DefaultSpares = 4
+
 	// NoListen as Config.Listen serves the unix socket alone.
 	NoListen = "none"
 
@@ -50,6 +53,10 @@ type Config struct {
 
 	PoolSize  int              // network slots kept ready; below 0 is none
 	Resolvers []netip.AddrPort // DNS servers to forward to; empty follows the host's /etc/resolv.conf
+
+	// Spares is how many sandboxes are kept prepared for forks and wakes, at
+	// most. The zero value is none: DefaultSpares is the flag's default.
+	Spares int
 
 	Budget    manager.Budget
 	KeepEnded time.Duration // how long records of ended sandboxes are kept; 0 is 7 days

@@ -59,7 +59,7 @@ func (m *Manager) Logs(ctx context.Context, tenant string, id sandbox.ID, follow
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	r := console.Open(ctx, m.dir(id), follow)
+	r := console.Open(ctx, func() string { return m.dir(l.record().HostID()) }, follow)
 	stop := context.AfterFunc(l.ctx, func() {
 		// The last words may be on their way from the pipe to the file.
 		time.AfterFunc(100*time.Millisecond, cancel)

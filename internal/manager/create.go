@@ -43,6 +43,7 @@ type plan struct {
 	env      map[string]string // the template's and the request's
 	lifetime time.Duration
 	from     *store.Snapshot // nil: a template
+	spare    *spare          // nil: all of it is to be made
 }
 
 // Create makes a sandbox and returns once it is ready for use: its agent
@@ -161,6 +162,13 @@ func secret() string {
 
 // make admits p and carries it out.
 func (m *Manager) make(ctx context.Context, p plan) (*live, error) {
+	if p.restores() {
+		if s := m.spares.take(ctx, p.rec); s != nil {
+			defer m.spares.handed(s)
+			p.moveInto(s)
+			m.ledger.release(s.id) // what the sandbox takes is claimed anew
+		}
+	}
 	id := p.rec.ID
 	var image int64
 	if p.restores() {
@@ -213,11 +221,13 @@ func (m *Manager) build(ctx context.Context, l *live, p plan) error {
 		return ctxError(ctx, "wait for other creates")
 	}
 	defer m.creates.Release(1)
-	if err := m.makeDir(l.id); err != nil {
-		return err
+	if p.spare == nil {
+		if err := m.makeDir(l.id); err != nil {
+			return err
+		}
 	}
 	pointCreateDir.Hit()
-	if err := m.connect(ctx, l); err != nil {
+	if err := m.connect(ctx, l, p.spare); err != nil {
 		return err
 	}
 	pointCreateSlot.Hit()
@@ -242,9 +252,17 @@ func (m *Manager) build(ctx context.Context, l *live, p plan) error {
 	return nil
 }
 
-// admit claims what a sandbox needs. image is the size of the memory that it
+// admit claims what a sandbox needs, for which spares make room. image is the size of the memory that it
 // is restored from.
 func (m *Manager) admit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
+	err := m.tryAdmit(id, r, rt, image)
+	if sandbox.CodeOf(err) == sandbox.CodeNoCapacity && m.spares.drop(func(*spareKind) bool { return true }) {
+		err = m.tryAdmit(id, r, rt, image)
+	}
+	return err
+}
+
+func (m *Manager) tryAdmit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
 	if used, total := m.cfg.Network.Capacity(); total > 0 && used >= total {
 		return sandbox.Errorf(sandbox.CodeNoCapacity, "all %d network slots are in use: end sandboxes", total).With("resource", "slots")
 	}
@@ -260,15 +278,22 @@ func (m *Manager) admit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, 
 // restores tells whether p goes on from memory, and does not boot.
 func (p plan) restores() bool { return p.from != nil && p.from.Kind == sandbox.SnapshotFull }
 
-// connect takes a network slot for l.
-func (m *Manager) connect(ctx context.Context, l *live) error {
-	link, err := m.cfg.Network.Acquire(ctx, l.id, l.record().Network)
-	if err != nil {
-		return orCtx(ctx, "take a network slot", err)
+// connect takes a network slot for l: its spare's, or another one.
+func (m *Manager) connect(ctx context.Context, l *live, s *spare) error {
+	var link sandbox.Link
+	var err error
+	if s != nil {
+		s.used = true
+		link, err = s.link, m.cfg.Network.SetPolicy(ctx, s.link, l.record().Network)
+	} else {
+		link, err = m.cfg.Network.Acquire(ctx, l.id, l.record().Network)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.rec.Link = link // goes on record with the state: until then a sweep finds the slot by its absence
+	if err != nil {
+		return orCtx(ctx, "take a network slot", err)
+	}
 	return nil
 }
 
@@ -293,11 +318,7 @@ func (m *Manager) boot(ctx context.Context, l *live, p plan) error {
 
 // restore starts l from a capture's memory.
 func (m *Manager) restore(ctx context.Context, l *live, p plan) error {
-	rt, ok := p.runtime.(sandbox.Restorer)
-	if !ok {
-		return cannot(p.runtime.Name(), "restore memory", "start from a snapshot of kind disk")
-	}
-	inst, err := rt.Restore(ctx, m.snaps.Path(p.from.ID), m.spec(l.record()))
+	inst, err := m.revive(ctx, l, p.runtime, p.from.ID, p.spare)
 	if err != nil {
 		return orCtx(ctx, "restore the sandbox", err)
 	}

@@ -158,7 +158,7 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 	}
 	conns.hangUp()
 	pointEndInstance.Hit()
-	if tail := console.Tail(m.dir(l.id), consoleTail); len(tail) > 0 && !rec.Internal {
+	if tail := console.Tail(m.dir(rec.HostID()), consoleTail); len(tail) > 0 && !rec.Internal {
 		if err := m.store.SetConsole(ctx, l.id, tail); err != nil {
 			m.log.WarnContext(ctx, "keep the end of a console", "sandbox", l.id, "error", err)
 		}
@@ -170,8 +170,10 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 		}
 	}
 	pointEndSlot.Hit()
-	if err := m.removeDir(l.id); err != nil {
-		return err
+	for _, id := range []sandbox.ID{rec.HostID(), l.id} {
+		if err := m.removeDir(id); err != nil {
+			return err
+		}
 	}
 	pointEndDir.Hit()
 	final := e.reason.FinalState()
@@ -183,7 +185,7 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 		r.State, r.Reason, r.Detail, r.EndedAt = final, e.reason, e.detail, e.at
 		r.Op, r.EndReason, r.EndDetail = store.OpNone, "", ""
 		r.Env, r.Token, r.TrafficToken, r.Layers = nil, "", "", nil // secrets have no use any more
-		r.Link = sandbox.Link{}
+		r.Link, r.Instance = sandbox.Link{}, ""
 		r.Capture, r.SuspendedAt, r.HibernatedAt = "", time.Time{}, time.Time{}
 	}, event...)
 	if err != nil {
@@ -204,10 +206,10 @@ func (m *Manager) endInstance(ctx context.Context, rec store.Record, inst sandbo
 	if rt == nil {
 		return sandbox.Errorf(sandbox.CodeUnsupported, "runtime %q is not in this build: run the Warren that made sandbox %s to end it", rec.Runtime, rec.ID)
 	}
-	return rt.Clean(ctx, rec.ID)
+	return rt.Clean(ctx, rec.HostID())
 }
 
-// dir is the sandbox's own directory.
+// dir is the directory of what the host has under id.
 func (m *Manager) dir(id sandbox.ID) string { return filepath.Join(m.sandboxes(), string(id)) }
 
 func (m *Manager) sandboxes() string { return filepath.Join(m.cfg.StateDir, "sandboxes") }

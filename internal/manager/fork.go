@@ -36,7 +36,7 @@ func (m *Manager) Fork(ctx context.Context, tenant string, id sandbox.ID, r Fork
 	defer stop()
 	m.tasks.begin()
 	defer m.tasks.end()
-	source, n, err := m.captureForFork(ctx, tenant, id, r.Kind)
+	source, n, err := m.captureForFork(ctx, tenant, id, r)
 	if err != nil {
 		return nil, err
 	}
@@ -56,6 +56,9 @@ func (m *Manager) Fork(ctx context.Context, tenant string, id sandbox.ID, r Fork
 	}
 	group.Wait()
 	m.shareDisks(source.ID, n, results)
+	if n.Kind == sandbox.SnapshotFull {
+		m.spares.want(source, r.Count)
+	}
 	return results, nil
 }
 
@@ -79,13 +82,14 @@ func (r ForkRequest) validate() error {
 func forkHolder(capture string) string { return "fork-of-" + capture }
 
 // captureForFork gives the source and a capture of it that is held.
-func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.ID, kind sandbox.SnapshotKind) (source store.Record, n store.Snapshot, err error) {
+func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.ID, r ForkRequest) (source store.Record, n store.Snapshot, err error) {
 	l, done, err := m.change(ctx, tenant, id)
 	if err != nil {
 		return source, n, err
 	}
 	defer done()
-	if kind, err = m.kindFor(l, kind); err != nil {
+	kind, err := m.kindFor(l, r.Kind)
+	if err != nil {
 		return source, n, err
 	}
 	source = l.record()
@@ -99,6 +103,9 @@ func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.
 			return source, n, err
 		}
 	} else {
+		if kind == sandbox.SnapshotFull {
+			m.spares.hurry(source, r.Count)
+		}
 		n = m.newSnapshot(source, kind)
 		n.Hidden, n.Transient = true, true
 		if n, err = m.captureAndGoOn(ctx, l, n); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/warrenhq/warren/internal/agentclient"
+	"github.com/warrenhq/warren/internal/console"
 	"github.com/warrenhq/warren/internal/fault"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/store"
@@ -104,6 +105,7 @@ func (m *Manager) hibernate(ctx context.Context, l *live, cond func(store.Record
 	l.detach()
 	m.ttl.set(l.id, l.record().ExpiresAt)
 	m.idle.set(l.id, time.Time{})
+	m.spares.want(rec, 1)
 	if err := m.evict(m.working, l); err != nil {
 		m.log.ErrorContext(ctx, "remove what ran of a hibernated sandbox; it is tried again", "sandbox", l.id, "error", err)
 		m.tasks.run(func() { m.evictAgain(m.working, l) })
@@ -163,10 +165,13 @@ func (m *Manager) evict(ctx context.Context, l *live) error {
 		l.mu.Unlock()
 	}
 	pointHibernateSlot.Hit()
-	if err := m.stripDir(l.id); err != nil {
+	if err := m.stripDirs(rec); err != nil {
 		return err
 	}
 	pointHibernateDir.Hit()
+	l.mu.Lock()
+	l.rec.Instance = ""
+	l.mu.Unlock()
 	if rec.Op == store.OpHibernate {
 		if err := m.update(ctx, l, func(r *store.Record) { r.Op = store.OpNone }); err != nil {
 			return err
@@ -200,6 +205,23 @@ func (m *Manager) evictAgain(ctx context.Context, l *live) {
 		}
 		m.log.ErrorContext(ctx, "remove what ran of a hibernated sandbox", "sandbox", l.id, "error", err)
 	}
+}
+
+// stripDirs leaves nothing but the console of a sandbox's files, and that in
+// the directory of its own.
+func (m *Manager) stripDirs(rec store.Record) error {
+	if rec.Instance != "" {
+		if err := os.MkdirAll(m.dir(rec.ID), 0o700); err != nil {
+			return diskError("make the sandbox's directory", err)
+		}
+		if err := console.Carry(m.dir(rec.Instance), m.dir(rec.ID)); err != nil {
+			return diskError("keep the sandbox's console", err)
+		}
+		if err := m.removeDir(rec.Instance); err != nil {
+			return err
+		}
+	}
+	return m.stripDir(rec.ID)
 }
 
 // stripDir removes all but the console from a sandbox's directory. It refuses
@@ -334,14 +356,24 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 	}
 	defer m.creates.Release(1)
 	defer m.ledger.settle(l.id)
-	if err := os.MkdirAll(m.dir(l.id), 0o700); err != nil {
+	spare := m.spares.take(ctx, l.record())
+	if spare != nil {
+		defer m.spares.handed(spare)
+		// On record with the state: until then Start finds it by its absence.
+		l.mu.Lock()
+		l.rec.Instance = spare.id
+		l.mu.Unlock()
+		if err := console.Carry(m.dir(l.id), m.dir(spare.id)); err != nil {
+			return diskError("keep the sandbox's console", err)
+		}
+	} else if err := os.MkdirAll(m.dir(l.id), 0o700); err != nil {
 		return diskError("make the sandbox's directory", err)
 	}
-	if err := m.connect(ctx, l); err != nil {
+	if err := m.connect(ctx, l, spare); err != nil {
 		return err
 	}
 	pointWakeSlot.Hit()
-	inst, err := rt.(sandbox.Restorer).Restore(ctx, m.snaps.Path(n.ID), m.spec(l.record()))
+	inst, err := m.revive(ctx, l, rt, n.ID, spare)
 	if err != nil {
 		return err
 	}
@@ -374,12 +406,30 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 	l.mu.Unlock()
 	m.ttl.set(l.id, expires)
 	m.discard(context.WithoutCancel(ctx), m.snaps.Drop(string(l.id), m.standsOn(l.record())...))
+	m.spares.want(l.record(), 1)
 	m.tasks.run(func() {
 		ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)
 		defer cancel()
 		m.refollowStart(ctx, l, agent)
 	})
 	return nil
+}
+
+// revive restores l from a capture, in spare where there is one.
+func (m *Manager) revive(ctx context.Context, l *live, rt sandbox.Runtime, capture string, spare *spare) (sandbox.Instance, error) {
+	dir, spec := m.snaps.Path(capture), m.spec(l.record())
+	if spare != nil {
+		inst, err := spare.prepared.Restore(ctx, dir)
+		if err == nil || ctx.Err() != nil {
+			return inst, err
+		}
+		m.log.WarnContext(ctx, "restore in a spare; it is restored without one", "sandbox", l.id, "error", err)
+	}
+	r, ok := rt.(sandbox.Restorer)
+	if !ok {
+		return nil, cannot(rt.Name(), "restore memory", "start from a snapshot of kind disk")
+	}
+	return r.Restore(ctx, dir, spec)
 }
 
 // tellRestored gives a restored sandbox its identity, and lets its commands

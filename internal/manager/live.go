@@ -129,7 +129,7 @@ func (l *live) dropAgent() {
 // spec is what the runtime was or is to be given.
 func (m *Manager) spec(r store.Record) sandbox.Spec {
 	return sandbox.Spec{
-		ID: r.ID, Dir: m.dir(r.ID), Layers: r.Layers, Link: r.Link,
+		ID: r.HostID(), Dir: m.dir(r.HostID()), Layers: r.Layers, Link: r.Link,
 		Resources: r.Resources, Hostname: r.Hostname,
 	}
 }

@@ -74,6 +74,7 @@ type Config struct {
 	Network      Network
 	Templates    Templates
 	Budget       Budget
+	Spares       int             // sandboxes kept prepared for forks and wakes, at most; see spares
 	Retention    store.Retention // EndedAfter is not used: see KeepEnded
 	KeepEnded    time.Duration   // how long ended sandboxes stay on record; 0 is 7 days
 	Clock        Clock           // nil is the system's
@@ -101,6 +102,7 @@ type Manager struct {
 	ttl      *deadlines
 	idle     *deadlines
 	snaps    *snapshot.Library
+	spares   *spares
 	bell     bell // rings when events were recorded
 	bootID   string
 
@@ -156,6 +158,7 @@ func New(cfg Config) (*Manager, error) {
 			m.cfg.Preferred = append(m.cfg.Preferred, r.Name())
 		}
 	}
+	m.spares = newSpares(m, cfg.Spares)
 	var err error
 	if m.bootID, err = cfg.Host.BootID(); err != nil {
 		return nil, sandbox.Errorf(sandbox.CodeUnavailable, "read the host's boot id: %w", err)
@@ -191,6 +194,7 @@ func (m *Manager) ready() error {
 func (m *Manager) Close(ctx context.Context) error {
 	m.serving.Store(false)
 	m.unwatch()
+	m.tasks.run(m.spares.close)
 	done := make(chan struct{})
 	go func() {
 		m.tasks.wait()

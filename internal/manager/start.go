@@ -107,6 +107,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	m.tasks.run(func() { m.ttl.run(m.watching, m.expire) })
 	m.tasks.run(func() { m.idle.run(m.watching, m.idled) })
 	m.tasks.run(func() { m.upkeep(m.watching) })
+	m.tasks.run(func() { m.spares.age(m.watching) })
 	m.serving.Store(true)
 	return nil
 }
@@ -182,7 +183,7 @@ func (m *Manager) adopt(ctx context.Context, l *live) (sandbox.Reason, string) {
 		return m.whyGone(err)
 	}
 	agent := l.setInstance(m, inst)
-	if err := m.cfg.Network.Adopt(ctx, rec.Link, l.id, rec.Network); err != nil {
+	if err := m.cfg.Network.Adopt(ctx, rec.Link, rec.HostID(), rec.Network); err != nil {
 		// It must not run on with rules that nobody vouches for.
 		return sandbox.ReasonPolicy, "its network could not be taken over: " + oneLine(err)
 	}
@@ -327,8 +328,9 @@ func (m *Manager) cleanUnknown(ctx context.Context) error {
 		if err != nil {
 			errs = append(errs, describe(err, "list what runtime "+rt.Name()+" holds"))
 		}
+		known := m.hosted()
 		for _, id := range ids {
-			if l := m.find(id); l != nil && l.record().Runtime == rt.Name() {
+			if known[id] == rt.Name() {
 				continue
 			}
 			m.log.WarnContext(ctx, "remove a sandbox that is not on record", "sandbox", id, "runtime", rt.Name())
@@ -340,17 +342,30 @@ func (m *Manager) cleanUnknown(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// slots gives the network slots of the live sandboxes.
+// slots gives the network slots of the live sandboxes and the spares.
 func (m *Manager) slots() map[int]sandbox.ID {
+	inUse := m.spares.slots() // first: a spare becomes a sandbox's
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	inUse := map[int]sandbox.ID{}
-	for id, l := range m.live {
+	for _, l := range m.live {
 		if r := l.record(); r.Link.NetNS != "" {
-			inUse[r.Link.Slot] = id
+			inUse[r.Link.Slot] = r.HostID()
 		}
 	}
 	return inUse
+}
+
+// hosted gives the runtime of each id under which the host has something of a
+// live sandbox, or of a spare.
+func (m *Manager) hosted() map[sandbox.ID]string {
+	ids := m.spares.ids() // first: a spare becomes a sandbox's
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, l := range m.live {
+		r := l.record()
+		ids[id], ids[r.HostID()] = r.Runtime, r.Runtime
+	}
+	return ids
 }
 
 // removeUnknownDirs removes the directories of sandboxes that are not live.
@@ -360,9 +375,10 @@ func (m *Manager) removeUnknownDirs(ctx context.Context) error {
 		return sandbox.Errorf(sandbox.CodeInternal, "list the sandboxes' directories: %w", err)
 	}
 	var errs []error
+	known := m.hosted()
 	for _, e := range entries {
 		id := sandbox.ID(e.Name())
-		if m.find(id) != nil {
+		if known[id] != "" {
 			continue
 		}
 		m.log.WarnContext(ctx, "remove the directory of a sandbox that is not live", "name", e.Name())

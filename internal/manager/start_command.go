@@ -128,7 +128,7 @@ func waitReady(ctx context.Context, agent *agentclient.Client, command string, s
 // consoleOutput sends a command's output to the sandbox's console. Writes that
 // fail drop the output: the sandbox is going away, or its disk is full.
 func (m *Manager) consoleOutput(l *live) agentclient.Output {
-	c := &consoleWriter{ctx: l.ctx, dir: m.dir(l.id)}
+	c := &consoleWriter{ctx: l.ctx, dir: m.dir(l.record().HostID())}
 	write := func(p []byte) error {
 		c.Write(p)
 		return nil
@@ -140,7 +140,7 @@ func (m *Manager) tellStartEnd(l *live, r agentclient.Result, err error) {
 	if err != nil || l.ctx.Err() != nil {
 		return // the sandbox ended, or the daemon does
 	}
-	c := &consoleWriter{ctx: l.ctx, dir: m.dir(l.id)}
+	c := &consoleWriter{ctx: l.ctx, dir: m.dir(l.record().HostID())}
 	fmt.Fprintf(c, "warren: the start command ended: %s\n", r.Status)
 }
 

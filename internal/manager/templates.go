@@ -43,6 +43,7 @@ func (m *Manager) RemoveTemplate(ctx context.Context, tenant, name string) error
 				With("sandbox", string(users[0]))
 		}
 	}
+	m.spares.drop(func(k *spareKind) bool { return k.of.TemplateID == t.ID })
 	// A create that comes in between is no harm: the library keeps the layers
 	// of what is held.
 	_, err = m.cfg.Templates.Remove(ctx, tenant, name)

@@ -107,7 +107,7 @@ func (m *Manager) measure(ctx context.Context, n *TreeNode) {
 	if l == nil {
 		return
 	}
-	n.DiskBytes += diskUse(ctx, m.dir(id))
+	n.DiskBytes += diskUse(ctx, m.dir(l.record().HostID()))
 	if inst := l.instance(); inst != nil {
 		if s, err := inst.Stats(ctx); err == nil {
 			n.MemoryBytes = s.WorkingSet

@@ -67,6 +67,8 @@ type Capacity struct {
 	ByState   map[string]int // live ones by state
 	ByRuntime map[string]int // live ones by runtime
 
+	Spares int // sandboxes that are prepared and wait for a fork or a wake
+
 	MemoryTotal     int64 // bytes of the host
 	MemoryAvailable int64 // bytes that the host can still give without swapping
 	MemoryReserve   int64 // bytes kept for the host itself

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -136,9 +137,9 @@ func (w *world) check(t *testing.T) {
 				t.Errorf("%s has ended and still has the intent %q", r.ID, r.Op)
 			}
 		case (r.State == sandbox.Running || r.State == sandbox.Suspended) && r.Op == store.OpNone:
-			live[r.ID], running[r.ID] = r, r
+			live[r.ID], running[r.HostID()] = r, r
 			frozen, suspended := false, false
-			if box := w.box(r.ID); box != nil {
+			if box := w.box(r.HostID()); box != nil {
 				frozen, suspended = box.Stopped()
 			}
 			if stopped := r.State == sandbox.Suspended; suspended != stopped || frozen != (stopped && r.Runtime == "full") {
@@ -154,18 +155,28 @@ func (w *world) check(t *testing.T) {
 		}
 	}
 	held := map[sandbox.ID]bool{}
+	var spares []sandbox.ID
+	if w.m != nil {
+		spares = w.full.Ready()
+		if n := w.m.Capacity(context.Background()).Spares; n != len(spares) {
+			t.Errorf("capacity tells %d spares, there are %v", n, spares)
+		}
+	}
 	for _, rt := range []*managertest.Runtime{w.rt, w.other, w.full.Runtime} {
 		ids, _ := rt.List(context.Background())
 		for _, id := range ids {
 			held[id] = true
+			if slices.Contains(spares, id) {
+				continue
+			}
 			if running[id].Runtime != rt.Name() {
 				t.Errorf("runtime %s holds %s, which is not live there", rt.Name(), id)
 			}
 		}
 	}
 	slots := w.net.Holders()
-	if len(slots) != len(running) {
-		t.Errorf("%d slots for %d running sandboxes", len(slots), len(running))
+	if len(slots) != len(running)+len(spares) {
+		t.Errorf("%d slots for %d running sandboxes and %d spares", len(slots), len(running), len(spares))
 	}
 	snaps, _, err := w.store.ListSnapshots(context.Background(), store.SnapshotFilter{Hidden: true})
 	if err != nil {
@@ -205,15 +216,32 @@ func (w *world) check(t *testing.T) {
 		t.Errorf("left of captures: %v", half)
 	}
 	holds := w.tpl.Holders()
-	if len(holds) != len(live)+len(snaps) {
-		t.Errorf("%d template holds for %d live sandboxes and %d captures", len(holds), len(live), len(snaps))
+	if len(holds) != len(live)+len(snaps)+len(spares) {
+		t.Errorf("%d template holds for %d live sandboxes, %d captures and %d spares", len(holds), len(live), len(snaps), len(spares))
 	}
 	dirs, err := os.ReadDir(filepath.Join(w.dir, "sandboxes"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	if len(dirs) != len(live) {
-		t.Errorf("%d directories for %d live sandboxes", len(dirs), len(live))
+	names := map[string]bool{}
+	for _, d := range dirs {
+		names[d.Name()] = true
+	}
+	for _, id := range spares {
+		if !names[string(id)] {
+			t.Errorf("the spare %s has no directory", id)
+		}
+		delete(names, string(id))
+	}
+	for _, r := range live {
+		if !names[string(r.HostID())] {
+			t.Errorf("%s has no directory", r.ID)
+		}
+		delete(names, string(r.HostID()))
+		delete(names, string(r.ID)) // of its console, where it had another one
+	}
+	if len(names) > 0 {
+		t.Errorf("directories of no sandbox: %v", names)
 	}
 	for id, r := range running {
 		if !held[id] {
@@ -225,7 +253,7 @@ func (w *world) check(t *testing.T) {
 	}
 	if w.m != nil {
 		c := w.m.Capacity(context.Background())
-		var memory int64
+		memory := int64(len(spares)) * 8 << 20
 		for _, r := range running {
 			memory += int64(r.Resources.MemoryMiB+8) << 20
 		}
@@ -234,6 +262,15 @@ func (w *world) check(t *testing.T) {
 		}
 	}
 	w.checkEvents(t)
+}
+
+// at is where the host has what runs of a sandbox.
+func (w *world) at(id sandbox.ID) sandbox.ID {
+	r, err := w.store.Get(context.Background(), id)
+	if err != nil {
+		return id
+	}
+	return r.HostID()
 }
 
 // box finds a sandbox on the host; nil where it is not there.

@@ -42,6 +42,19 @@ type Record struct {
 	Capture      string        // the snapshot that it wakes from; set exactly while it is hibernated
 	Lifetime     time.Duration // its time to live anew each time that it wakes; 0 is no end
 	EphemeralEnv []string      // names in Env that no child is given
+
+	// Instance is the id under which the host has what runs of it: the
+	// runtime's, the directory's and the network slot's. "" is its own; it has
+	// another one when it woke in what was made before for any sandbox.
+	Instance sandbox.ID
+}
+
+// HostID is the id under which the host has what runs of the sandbox.
+func (r Record) HostID() sandbox.ID {
+	if r.Instance != "" {
+		return r.Instance
+	}
+	return r.ID
 }
 
 // Snapshot is all that is kept of one snapshot.

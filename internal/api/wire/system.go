@@ -38,6 +38,8 @@ type Capacity struct {
 	ByState   map[string]int `json:"by_state"`
 	ByRuntime map[string]int `json:"by_runtime"`
 
+	Spares int `json:"spares" doc:"Sandboxes that are prepared and wait for a fork or a wake"`
+
 	MemoryTotal     int64 `json:"memory_total_bytes"`
 	MemoryAvailable int64 `json:"memory_available_bytes" doc:"What the host can still give without swapping"`
 	MemoryReserve   int64 `json:"memory_reserve_bytes" doc:"Kept for the host itself"`

@@ -3,9 +3,11 @@ package managertest
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/sandbox"
@@ -15,6 +17,7 @@ var (
 	_ sandbox.Suspender    = (*instance)(nil)
 	_ sandbox.DiskCapturer = (*instance)(nil)
 	_ sandbox.Restorer     = (*MemoryRuntime)(nil)
+	_ sandbox.Preparer     = (*MemoryRuntime)(nil)
 	_ sandbox.Checkpointer = (*memoryInstance)(nil)
 )
 
@@ -26,6 +29,7 @@ type MemoryRuntime struct {
 	// Hooks; nil does nothing.
 	OnCheckpoint func(ctx context.Context, id sandbox.ID) error
 	OnRestore    func(ctx context.Context, spec sandbox.Spec) error
+	OnPrepare    func(ctx context.Context, spec sandbox.Spec) error
 }
 
 // NewMemoryRuntime makes an empty one.
@@ -91,6 +95,49 @@ func (r *MemoryRuntime) Restore(ctx context.Context, dir string, spec sandbox.Sp
 	}
 	return &memoryInstance{i, r}, nil
 }
+
+// Prepare implements sandbox.Preparer.
+func (r *MemoryRuntime) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepared, error) {
+	if r.OnPrepare != nil {
+		if err := r.OnPrepare(ctx, spec); err != nil {
+			return nil, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	r.ready[spec.ID] = true
+	r.mu.Unlock()
+	return &prepared{r, spec}, nil
+}
+
+// Ready gives the sandboxes that are prepared and have nothing that runs.
+func (r *Runtime) Ready() []sandbox.ID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.ready))
+}
+
+type prepared struct {
+	r    *MemoryRuntime
+	spec sandbox.Spec
+}
+
+// Restore implements sandbox.Prepared.
+func (p *prepared) Restore(ctx context.Context, dir string) (sandbox.Instance, error) {
+	p.r.mu.Lock()
+	there := p.r.ready[p.spec.ID]
+	delete(p.r.ready, p.spec.ID)
+	p.r.mu.Unlock()
+	if !there {
+		return nil, sandbox.Errorf(sandbox.CodeUnavailable, "box %s is not prepared any more", p.spec.ID)
+	}
+	return p.r.Restore(ctx, dir, p.spec)
+}
+
+// Discard implements sandbox.Prepared.
+func (p *prepared) Discard(ctx context.Context) error { return p.r.Clean(ctx, p.spec.ID) }
 
 type memoryInstance struct {
 	*instance

@@ -7,8 +7,10 @@ package managertest
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +30,7 @@ type Runtime struct {
 
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*Box
+	ready map[sandbox.ID]bool // prepared, with nothing that runs
 }
 
 var (
@@ -40,7 +43,7 @@ func NewRuntime(name string) *Runtime {
 	return &Runtime{
 		name:  name,
 		caps:  sandbox.Capabilities{Boundary: "none", MinMemoryMiB: 32, OverheadMiB: 8, DiskCapture: true},
-		boxes: map[sandbox.ID]*Box{},
+		boxes: map[sandbox.ID]*Box{}, ready: map[sandbox.ID]bool{},
 	}
 }
 
@@ -128,6 +131,7 @@ func (r *Runtime) Clean(ctx context.Context, id sandbox.ID) error {
 	r.mu.Lock()
 	b := r.boxes[id]
 	delete(r.boxes, id)
+	delete(r.ready, id)
 	r.mu.Unlock()
 	if b != nil {
 		b.end(sandbox.Exit{Reason: sandbox.ReasonRuntimeCrashed, Detail: "ended", At: time.Now()})
@@ -139,11 +143,7 @@ func (r *Runtime) Clean(ctx context.Context, id sandbox.ID) error {
 func (r *Runtime) List(context.Context) ([]sandbox.ID, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ids := make([]sandbox.ID, 0, len(r.boxes))
-	for id := range r.boxes {
-		ids = append(ids, id)
-	}
-	return ids, nil
+	return slices.Concat(slices.Collect(maps.Keys(r.boxes)), slices.Collect(maps.Keys(r.ready))), nil
 }
 
 // Box gives a sandbox that the host holds; nil where there is none.
