@@ -60,11 +60,16 @@ func (m *Manager) Create(ctx context.Context, tenant string, r CreateRequest) (s
 	if err := m.ready(); err != nil {
 		return sandbox.Sandbox{}, err
 	}
+	defer m.pools.Busy()()
 	p, err := m.plan(ctx, tenant, r)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	l, err := m.make(ctx, p)
+	start := m.begin
+	if r.Snapshot != "" {
+		start = m.make
+	}
+	l, err := start(ctx, p)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -166,7 +171,13 @@ func (m *Manager) make(ctx context.Context, p plan) (*live, error) {
 	if p.restores() {
 		image = p.from.SizeBytes
 	}
-	if err := m.admit(id, p.rec.Resources, p.runtime, image); err != nil {
+	admit := m.admit
+	if p.rec.Pool != "" {
+		admit = m.tryAdmit
+	} else {
+		defer m.pools.Busy()()
+	}
+	if err := admit(id, p.rec.Resources, p.runtime, image); err != nil {
 		return nil, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
@@ -242,9 +253,29 @@ func (m *Manager) build(ctx context.Context, l *live, p plan) error {
 	return nil
 }
 
-// admit claims what a sandbox needs. image is the size of the memory that it
-// is restored from.
+// admit claims what a sandbox needs; where that does not fit, pools' members
+// give way. image is the size of the memory that it is restored from.
 func (m *Manager) admit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
+	defer m.pools.Busy()()
+	for {
+		err := m.tryAdmit(id, r, rt, image)
+		if !m.ledger.madeRoomFor(claimOf(r, rt.Capabilities()), err) {
+			return err
+		}
+		idle, ok := m.pools.GiveWay(sandbox.Errorf(sandbox.CodeNoCapacity, "a member gave way to a sandbox that the host had no room for"))
+		if !ok {
+			return err
+		}
+		if l := m.find(idle); l != nil {
+			if e := m.endAndWait(m.working, l, sandbox.ReasonKilledByUser, "it gave way to a sandbox that the host had no room for"); e != nil {
+				return err
+			}
+		}
+	}
+}
+
+// tryAdmit is admit without anybody giving way.
+func (m *Manager) tryAdmit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
 	if used, total := m.cfg.Network.Capacity(); total > 0 && used >= total {
 		return sandbox.Errorf(sandbox.CodeNoCapacity, "all %d network slots are in use: end sandboxes", total).With("resource", "slots")
 	}

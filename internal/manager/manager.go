@@ -101,6 +101,7 @@ type Manager struct {
 	ttl      *deadlines
 	idle     *deadlines
 	snaps    *snapshot.Library
+	pools    pools
 	bell     bell // rings when events were recorded
 	bootID   string
 
@@ -172,6 +173,7 @@ func New(cfg Config) (*Manager, error) {
 	m.ledger = newLedger(m.cfg.Budget, memory.Total, processes.Max)
 	m.creates = semaphore.NewWeighted(int64(m.cfg.Budget.Creates))
 	m.ttl, m.idle = newDeadlines(m.clock), newDeadlines(m.clock)
+	m.newPools()
 	m.watching, m.unwatch = context.WithCancel(context.Background())
 	m.working, m.stopWork = context.WithCancel(context.Background())
 	return m, nil

@@ -44,6 +44,7 @@ type data struct {
 	Capture      string            `json:"capture,omitempty"`
 	Lifetime     time.Duration     `json:"lifetime,omitempty"`
 	EphemeralEnv []string          `json:"ephemeral_env,omitempty"`
+	Pool         string            `json:"pool,omitempty"`
 }
 
 const columns = `id, version, tenant, state, op, internal, reason, detail, runtime, template, template_id,
@@ -63,7 +64,7 @@ func values(r Record) ([]any, error) {
 		EndReason: r.EndReason, EndDetail: r.EndDetail, Layers: r.Layers, BootID: r.BootID,
 		Snapshot: r.Snapshot, Parent: r.Parent, OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout,
 		SuspendedAt: nanos(r.SuspendedAt), HibernatedAt: nanos(r.HibernatedAt),
-		Capture: r.Capture, Lifetime: r.Lifetime, EphemeralEnv: r.EphemeralEnv,
+		Capture: r.Capture, Lifetime: r.Lifetime, EphemeralEnv: r.EphemeralEnv, Pool: r.Pool,
 	})
 	if err != nil {
 		return nil, err
@@ -104,7 +105,7 @@ func scan(row scanner) (Record, error) {
 	r.EndReason, r.EndDetail, r.Layers, r.BootID = d.EndReason, d.EndDetail, d.Layers, d.BootID
 	r.Snapshot, r.Parent, r.OnTimeout, r.IdleTimeout = d.Snapshot, d.Parent, d.OnTimeout, d.IdleTimeout
 	r.SuspendedAt, r.HibernatedAt = moment(d.SuspendedAt), moment(d.HibernatedAt)
-	r.Capture, r.Lifetime, r.EphemeralEnv = d.Capture, d.Lifetime, d.EphemeralEnv
+	r.Capture, r.Lifetime, r.EphemeralEnv, r.Pool = d.Capture, d.Lifetime, d.EphemeralEnv, d.Pool
 	r.CreatedAt, r.StartedAt, r.ExpiresAt, r.EndedAt = moment(created), moment(started), moment(expires), moment(ends)
 	return r, nil
 }
