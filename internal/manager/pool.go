@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/warrenhq/warren/internal/agentclient"
 	"github.com/warrenhq/warren/internal/fault"
 	"github.com/warrenhq/warren/internal/host"
 	"github.com/warrenhq/warren/internal/pool"
@@ -391,7 +392,28 @@ func (m *Manager) makeMember(ctx context.Context, p plan) (sandbox.ID, error) {
 	if err != nil {
 		return "", err
 	}
+	m.warmUp(ctx, l)
 	return l.id, nil
+}
+
+// warmUpTimeout bounds warmUp: a member is as good without.
+const warmUpTimeout = 10 * time.Second
+
+// warmUp has a member run a command that does nothing, where it has one, so
+// that its claimer's first does not wait for what only the first one needs: the
+// connection to the agent, pages that a restore reads when they are touched.
+func (m *Manager) warmUp(ctx context.Context, l *live) {
+	l.mu.Lock()
+	agent := l.agent
+	l.mu.Unlock()
+	if agent == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, warmUpTimeout)
+	defer cancel()
+	if _, err := agent.Run(ctx, agentclient.Command{Path: "/bin/true", User: "root"}); err != nil && ctx.Err() != nil {
+		m.log.WarnContext(ctx, "warm a pool's member up", "sandbox", l.id, "error", err)
+	}
 }
 
 // badCapture tells whether a restore that failed by err may have done so for
