@@ -67,26 +67,19 @@ func TestPools(t *testing.T) {
 			}
 		}
 		seen := map[string]bool{}
-		for i := range 4 {
+		for i := range 3 {
 			l.waitPool(t, p.ID)
 			name := fmt.Sprintf("claim-%d", i)
 			r := wire.CreateSandbox{
 				Runtime: runtime, Env: map[string]string{"MINE": name}, Metadata: map[string]string{"n": name}, Timeout: 3600,
 				Network: wire.Network{Mode: sandbox.NetworkNone}, Workdir: "/tmp",
 			}
-			if i == 3 {
-				r.Hostname = name
-			}
 			sb := l.create(t, r)
 			if sb.Start != "pool" || sb.State != sandbox.Running || sb.ExpiresAt == nil || sb.Metadata["n"] != name || sb.Network.Mode != sandbox.NetworkNone {
 				t.Errorf("%+v", sb)
 			}
 			got := strings.Fields(l.sh(t, sb.ID, "echo $MINE $(hostname) $(cat /etc/machine-id) $PWD $E2B_SANDBOX_ID"))
-			host := sb.ID
-			if r.Hostname != "" {
-				host = r.Hostname
-			}
-			if len(got) != 5 || got[0] != name || got[1] != host || seen[got[2]] || got[3] != "/tmp" || got[4] != sb.ID {
+			if len(got) != 5 || got[0] != name || got[1] != sb.ID || seen[got[2]] || got[3] != "/tmp" || got[4] != sb.ID {
 				t.Errorf("claim %d of %s has %q", i, sb.ID, got)
 			}
 			seen[got[2]] = true
@@ -96,6 +89,10 @@ func TestPools(t *testing.T) {
 		}
 		if sb := l.create(t, wire.CreateSandbox{Runtime: runtime, Resources: wire.ResourceRequest{MemoryMiB: 300}}); sb.Start != "cold" {
 			t.Errorf("with other limits it started by %s", sb.Start)
+		}
+		named := l.create(t, wire.CreateSandbox{Runtime: runtime, Hostname: "named"})
+		if out := l.run(t, named.ID, "hostname"); named.Start == "pool" || out != "named" {
+			t.Errorf("with a host name it started by %s, and has %q", named.Start, out)
 		}
 		if a := l.raw(t, "POST", "/v1/sandboxes", http.Header{"Content-Type": {"application/json"}},
 			strings.NewReader(`{"template":"tiny","runtime":"`+runtime+`","resources":{"memory_mib":256},"user":"nobody-such"}`)); a.status < 400 || a.status >= 500 {

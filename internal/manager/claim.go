@@ -4,6 +4,8 @@ import (
 	"context"
 	"reflect"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/warrenhq/warren/internal/fault"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/store"
@@ -19,8 +21,12 @@ var (
 // begin carries a create of a template out the fastest way that there is: a
 // pool's member, else a restore from a pool's warm capture, else a boot.
 func (m *Manager) begin(ctx context.Context, p plan) (*live, error) {
-	if l, err := m.claim(ctx, p); l != nil || err != nil {
-		return l, err
+	// Nothing inside may change a host name: one that is asked for is given at
+	// the start.
+	if p.rec.Hostname == string(p.rec.ID) {
+		if l, err := m.claim(ctx, p); l != nil || err != nil {
+			return l, err
+		}
 	}
 	if n := m.warmFor(poolKey(p.rec)); n != nil {
 		warm := p.restoring(n)
@@ -70,8 +76,7 @@ func (m *Manager) claim(ctx context.Context, p plan) (*live, error) {
 }
 
 // claimMember makes the member l the sandbox of p, all but its id and what
-// follows from that: host name, where none was asked for, and address. Until
-// the last record it is a member that nobody sees; a daemon that finds it
+// follows from that: host name and address. Until the last record it is a member that nobody sees; a daemon that finds it
 // between the two ends it.
 func (m *Manager) claimMember(ctx context.Context, l *live, p plan) error {
 	if err := l.take(ctx); err != nil {
@@ -91,22 +96,36 @@ func (m *Manager) claimMember(ctx context.Context, l *live, p plan) error {
 	pointClaimRecorded.Hit()
 	member := l.record()
 	next := p.claimed(member)
-	if !reflect.DeepEqual(next.Network, member.Network) {
-		if err := m.cfg.Network.SetPolicy(ctx, member.Link, next.Network); err != nil {
-			return orCtx(ctx, "set the sandbox's network policy", err)
-		}
-	}
-	pointClaimNetwork.Hit()
 	l.mu.Lock()
 	agent := l.agent
 	l.mu.Unlock()
 	if agent == nil {
 		return l.mustRun()
 	}
-	if err := m.initAgent(ctx, agent, next, p); err != nil {
-		return orCtx(ctx, "give the sandbox its environment", err)
+	// Side by side: the kernel takes its time to forget rules.
+	group, both := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		if reflect.DeepEqual(next.Network, member.Network) {
+			return nil
+		}
+		if err := m.cfg.Network.SetPolicy(both, member.Link, next.Network); err != nil {
+			return orCtx(ctx, "set the sandbox's network policy", err)
+		}
+		pointClaimNetwork.Hit()
+		return nil
+	})
+	group.Go(func() error {
+		id := m.identity(next, p.env)
+		id.Hostname, id.Nameservers = "", nil // it has them: they are files to write
+		if err := initAgent(both, agent, id); err != nil {
+			return orCtx(ctx, "give the sandbox its environment", err)
+		}
+		pointClaimInit.Hit()
+		return nil
+	})
+	if err := group.Wait(); err != nil {
+		return err
 	}
-	pointClaimInit.Hit()
 	now := m.now()
 	next.StartedAt = now
 	if p.lifetime > 0 {
@@ -134,8 +153,5 @@ func (p plan) claimed(member store.Record) store.Record {
 	r.Template, r.Network = asked.Template, asked.Network
 	r.Env, r.EphemeralEnv, r.User, r.Workdir, r.Metadata = asked.Env, asked.EphemeralEnv, asked.User, asked.Workdir, asked.Metadata
 	r.PublicTraffic, r.OnTimeout, r.IdleTimeout, r.Lifetime = asked.PublicTraffic, asked.OnTimeout, asked.IdleTimeout, asked.Lifetime
-	if asked.Hostname != string(asked.ID) {
-		r.Hostname = asked.Hostname
-	}
 	return r
 }

@@ -76,7 +76,7 @@ func TestPoolIsClaimed(t *testing.T) {
 				inits := w.box(s.ID).Inits
 				last := inits[len(inits)-1]
 				if last.AccessToken != s.Token || last.EnvVars["A"] != "1" || last.EnvVars["LANG"] != "C" || last.DefaultUser != "bob" ||
-					last.DefaultWorkdir != "/w" || last.SandboxID != string(s.ID) || last.Hostname != string(s.ID) {
+					last.DefaultWorkdir != "/w" || last.SandboxID != string(s.ID) || w.box(s.ID).Spec.Hostname != string(s.ID) {
 					t.Errorf("its agent was told %+v", last)
 				}
 				if got := state(t, m, s.ID); got.Start != sandbox.StartPool {
@@ -98,9 +98,8 @@ func TestPoolIsClaimed(t *testing.T) {
 					t.Errorf("%+v started by %s", r, s.Start)
 				}
 			}
-			named := create(t, m, manager.CreateRequest{Runtime: runtime, Hostname: "named"})
-			if inits := w.box(named.ID).Inits; named.Hostname != "named" || named.Start != sandbox.StartPool || inits[len(inits)-1].Hostname != "named" {
-				t.Errorf("%+v", named)
+			if s := create(t, m, manager.CreateRequest{Runtime: runtime, Hostname: "named"}); s.Hostname != "named" || s.Start == sandbox.StartPool || w.box(s.ID).Spec.Hostname != "named" {
+				t.Errorf("%+v", s)
 			}
 			if err := m.RemovePool(t.Context(), tenant, p.ID); err != nil {
 				t.Fatal(err)
