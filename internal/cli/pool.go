@@ -32,7 +32,7 @@ func (a *app) poolSetCmd() *cobra.Command {
 		ValidArgsFunction: a.completeTemplates,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			if ready < 0 || ready > 1000 {
-				return usagef("--ready %d: give 0 to 1000", ready)
+				return usagef("give --ready, 0 to 1000")
 			}
 			r := wire.SetPool{Template: args[0], Runtime: runtime, Ready: ready}
 			r.Resources.CPUs, r.Resources.PIDs = cpus, pids
@@ -60,7 +60,7 @@ func (a *app) poolSetCmd() *cobra.Command {
 		}),
 	}
 	fl := cmd.Flags()
-	fl.IntVar(&ready, "ready", 0, "how many to keep ready, 0 to 1000; 0 ends those that there are")
+	fl.IntVar(&ready, "ready", -1, "how many to keep ready, 0 to 1000; 0 ends those that there are")
 	fl.StringVar(&runtime, "runtime", "", "container or gvisor (default: gvisor where it can run)")
 	fl.StringVarP(&mem, "mem", "m", "", "memory limit of each, such as 512M or 2G")
 	fl.StringVar(&mem, "memory", "", "the same as --mem")
@@ -68,7 +68,6 @@ func (a *app) poolSetCmd() *cobra.Command {
 	fl.IntVar(&pids, "pids", 0, "limit of processes and threads of each")
 	fl.StringVar(&disk, "disk", "", "limit of what each may write to its root filesystem, such as 2G")
 	fl.MarkHidden("memory")
-	cmd.MarkFlagRequired("ready")
 	cmd.RegisterFlagCompletionFunc("runtime", a.completeRuntimes)
 	return cmd
 }

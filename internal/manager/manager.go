@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/warrenhq/warren/internal/host"
+	"github.com/warrenhq/warren/internal/pool"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/snapshot"
 	"github.com/warrenhq/warren/internal/store"
@@ -79,6 +80,7 @@ type Config struct {
 	Clock        Clock           // nil is the system's
 	Log          *slog.Logger    // faults of background work; nil discards them
 	Host         HostFacts       // nil reads this host's
+	Pools        pool.Options    // how members of pools are made; Go is not used
 }
 
 // The defaults of Config.Retention and KeepEnded.

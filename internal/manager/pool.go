@@ -77,7 +77,12 @@ type warmth struct {
 }
 
 func (m *Manager) newPools() {
-	m.pools.Pools = pool.New((*keeper)(m), pool.Options{Parallel: max(1, host.CPUs()/2), Go: m.tasks.run})
+	o := m.cfg.Pools
+	o.Go = m.tasks.run
+	if o.Parallel == 0 {
+		o.Parallel = max(1, host.CPUs()/2)
+	}
+	m.pools.Pools = pool.New((*keeper)(m), o)
 	m.pools.warm = map[string]*warmth{}
 	m.pools.changes = make(chan struct{}, 1)
 	m.pools.changes <- struct{}{}
