@@ -73,7 +73,7 @@ func TestKeys(t *testing.T) {
 	bodies := map[string]string{
 		"exec": `{"cmd":["true"]}`, "set-timeout": `{"timeout":1}`, "set-network": `{"mode":"none"}`,
 		"create-sandbox": `{"template":"tiny"}`, "build-template": `{"name":"x","import":{"ref":"127.0.0.1:1/x"}}`, "create-key": `{}`,
-		"fork-sandbox": `{"count":1}`, "create-snapshot": `{"name":"theirs"}`,
+		"fork-sandbox": `{"count":1}`, "set-pool": `{"template":"tiny","ready":1}`, "create-snapshot": `{"name":"theirs"}`,
 	}
 	queries := map[string]string{"read-file": "?path=/tmp/file", "write-file": "?path=/tmp/file", "read-tar": "?path=/tmp", "write-tar": "?path=/tmp", "tunnel": "?port=80"}
 	c := &http.Client{}

@@ -240,6 +240,15 @@ func (l *lab) tearDown(t *testing.T) {
 	if l.d.ended() {
 		l.start(t)
 	}
+	pools, err := l.cl.Pools(context.Background())
+	if err != nil {
+		t.Errorf("list the pools: %v", err)
+	}
+	for _, p := range pools {
+		if err := l.cl.RemovePool(context.Background(), p.ID); err != nil {
+			t.Errorf("remove the pool %s: %v", p.ID, err)
+		}
+	}
 	for _, sb := range l.list(t, client.Filter{Live: true}) {
 		if err := l.cl.Kill(context.Background(), sb.ID); err != nil {
 			t.Errorf("kill %s: %v", sb.ID, err)

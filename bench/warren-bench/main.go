@@ -32,6 +32,7 @@ var benchmarks = []benchmark{
 	{"transfer", "1 GiB into a file of a sandbox and out of it, through the HTTP API", transfer},
 	{"density", "many idle sandboxes at once: memory of each, and of the daemon", density},
 	{"creates", "sequential, staggered and burst creates", creates},
+	{"claims", "creates that a pool serves, to the first exec answered, beside a bare run of the same bundle", claims},
 	{"captures", "live forks, hibernation and waking on gVisor, beside runsc's own commands", captures},
 	{"diskcost", "what forks take of the disk, with and without reflinks", diskCost},
 }

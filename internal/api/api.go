@@ -67,6 +67,7 @@ func New(back Backend, o Options) *API {
 	a.registerSystem()
 	a.registerSandboxes()
 	a.registerCaptures()
+	a.registerPools()
 	a.registerExec()
 	a.registerFiles()
 	a.registerAgent()
@@ -156,6 +157,7 @@ func humaConfig() huma.Config {
 	c.Tags = []*huma.Tag{
 		{Name: "sandboxes", Description: "The lives of sandboxes"},
 		{Name: "captures", Description: "Sleeping, snapshots, forks and their lineage"},
+		{Name: "pools", Description: "Sandboxes that wait to be claimed"},
 		{Name: "inside", Description: "Commands, files and ports inside a sandbox"},
 		{Name: "templates", Description: "Root filesystems to make sandboxes from"},
 		{Name: "keys", Description: "API keys"},

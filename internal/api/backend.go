@@ -16,6 +16,7 @@ import (
 type Backend interface {
 	Lives
 	Captures
+	Pools
 	Insides
 	Templates
 	Keys
@@ -45,6 +46,14 @@ type Captures interface {
 	RemoveSnapshot(ctx context.Context, tenant, nameOrID string) error
 	Fork(ctx context.Context, tenant string, id sandbox.ID, r manager.ForkRequest) ([]manager.ForkResult, error)
 	Tree(ctx context.Context, tenant, root string) ([]manager.TreeNode, error)
+}
+
+// Pools keeps sandboxes ready to be claimed by Create.
+type Pools interface {
+	SetPool(ctx context.Context, tenant string, r manager.PoolRequest) (manager.Pool, error)
+	Pools(ctx context.Context, tenant string) ([]manager.Pool, error)
+	PoolByName(ctx context.Context, tenant, nameOrID string) (manager.Pool, error)
+	RemovePool(ctx context.Context, tenant, nameOrID string) error
 }
 
 // Insides reaches into live sandboxes.

@@ -117,3 +117,19 @@ func (a *app) completeKeys(_ *cobra.Command, _ []string, _ string) ([]string, co
 		return out
 	})
 }
+
+func (a *app) completePools(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(func(ctx context.Context, c *client.Client) []string {
+		all, err := c.Pools(ctx)
+		if err != nil {
+			return nil
+		}
+		var out []string
+		for _, p := range all {
+			if !slices.Contains(args, p.ID) {
+				out = append(out, cobra.CompletionWithDesc(p.ID, p.Template+" on "+p.Runtime))
+			}
+		}
+		return out
+	})
+}

@@ -170,7 +170,7 @@ func (a *app) root() *cobra.Command {
 	f.BoolVar(&a.json, "json", false, "print data as JSON")
 	root.AddGroup(
 		&cobra.Group{ID: "run", Title: "Sandboxes:"},
-		&cobra.Group{ID: "capture", Title: "Sleep, snapshots and forks:"},
+		&cobra.Group{ID: "capture", Title: "Sleep, snapshots, forks and pools:"},
 		&cobra.Group{ID: "inside", Title: "Inside a sandbox:"},
 		&cobra.Group{ID: "host", Title: "Templates and the host:"},
 	)
@@ -181,7 +181,7 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add("run", a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.topCmd(), a.eventsCmd(), a.logsCmd(), a.timeoutCmd(), a.networkCmd())
-	add("capture", a.suspendCmd(), a.unsuspendCmd(), a.hibernateCmd(), a.wakeCmd(), a.snapshotCmd(), a.forkCmd(), a.treeCmd())
+	add("capture", a.suspendCmd(), a.unsuspendCmd(), a.hibernateCmd(), a.wakeCmd(), a.snapshotCmd(), a.forkCmd(), a.treeCmd(), a.poolCmd())
 	add("inside", a.execCmd(), a.shellCmd(), a.attachCmd(), a.cpCmd(), a.portCmd())
 	add("host", a.templateCmd(), a.runtimesCmd(), a.keyCmd(), a.serveCmd(), a.doctorCmd(), a.proveCmd(), a.adviseCmd(), a.versionCmd())
 	setArgErrors(root)

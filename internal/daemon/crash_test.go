@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -95,6 +96,12 @@ var operations = []operation{
 	}, run: func(ctx context.Context, t *testing.T, s *stage, id string) {
 		s.client.RemoveSnapshot(ctx, id)
 	}},
+	poolOp("pool fill", "container", 0, fillPool),
+	poolOp("pool fill", "gvisor", 0, fillPool),
+	poolOp("claim", "container", 1, claimIt),
+	poolOp("claim", "gvisor", 1, claimIt),
+	poolOp("drain", "container", 2, drainPool),
+	poolOp("drain", "gvisor", 2, drainPool),
 	{name: "build", run: func(ctx context.Context, t *testing.T, s *stage, _ string) {
 		s.build(ctx, t)
 	}},
@@ -106,6 +113,77 @@ var operations = []operation{
 	}, run: func(ctx context.Context, t *testing.T, s *stage, _ string) {
 		s.client.RemoveTemplate(ctx, "built")
 	}},
+}
+
+// poolOp is an operation on a pool that has so many members before. What is
+// on record of it afterwards, usePools tries.
+func poolOp(name, runtime string, ready int, run func(ctx context.Context, s *stage, runtime, pool string)) operation {
+	return operation{name: name + " " + runtime, prepare: func(t *testing.T, s *stage) string {
+		if ready == 0 {
+			return ""
+		}
+		p, err := s.client.SetPool(t.Context(), wire.SetPool{Template: "tiny", Runtime: runtime, Ready: ready})
+		if err == nil {
+			err = s.waitPool(t.Context(), p.ID)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.ID
+	}, run: func(ctx context.Context, _ *testing.T, s *stage, pool string) { run(ctx, s, runtime, pool) }}
+}
+
+func fillPool(ctx context.Context, s *stage, runtime, _ string) {
+	if p, err := s.client.SetPool(ctx, wire.SetPool{Template: "tiny", Runtime: runtime, Ready: 2}); err == nil {
+		s.waitPool(ctx, p.ID)
+	}
+}
+
+func claimIt(ctx context.Context, s *stage, runtime, pool string) {
+	s.client.CreateSandbox(ctx, wire.CreateSandbox{Template: "tiny", Runtime: runtime, Env: map[string]string{"A": "1"}, Network: wire.Network{Mode: "none"}})
+	s.waitPool(ctx, pool)
+}
+
+func drainPool(ctx context.Context, s *stage, _, pool string) { s.client.RemovePool(ctx, pool) }
+
+// waitPool waits until a pool is full and at rest.
+func (s *stage) waitPool(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		p, err := s.client.Pool(ctx, id)
+		if err != nil || p.Available == p.Ready && p.Making+p.Ending == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the pool is not full: %+v", p)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// usePools claims every member of every pool, and removes the pools.
+func (s *stage) usePools(t *testing.T) {
+	t.Helper()
+	pools, err := s.client.Pools(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pools {
+		if err := s.waitPool(t.Context(), p.ID); err != nil {
+			t.Error(err)
+		}
+		for range p.Ready {
+			sb := s.create(t, wire.CreateSandbox{Runtime: p.Runtime, Env: map[string]string{"MINE": "yes"}})
+			if out, err := s.run(sb.ID, "echo $MINE$A"); err != nil || out != "yes" || sb.Start != "pool" {
+				t.Errorf("%s started by %s, and says %q, %v", sb.ID, sb.Start, out, err)
+			}
+		}
+		if err := s.client.RemovePool(t.Context(), p.ID); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func running(*testing.T, *stage, string) {}
@@ -223,6 +301,7 @@ func TestCrash(t *testing.T) {
 		t.Helper()
 		runs++
 		s.start(t)
+		s.usePools(t)
 		s.verify(t)
 		for _, check := range checks {
 			check()

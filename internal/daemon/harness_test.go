@@ -351,8 +351,18 @@ func (s *stage) tearDown(t *testing.T) {
 	os.RemoveAll(s.where.RunDir)
 }
 
+// killAll removes all pools, and ends all sandboxes but some.
 func (s *stage) killAll(t *testing.T, but ...string) {
 	t.Helper()
+	pools, err := s.client.Pools(context.Background())
+	if err != nil {
+		t.Errorf("list the pools: %v", err)
+	}
+	for _, p := range pools {
+		if err := s.client.RemovePool(context.Background(), p.ID); err != nil {
+			t.Errorf("remove the pool %s: %v", p.ID, err)
+		}
+	}
 	for _, sb := range s.live(t) {
 		keep := false
 		for _, id := range but {

@@ -23,11 +23,17 @@ func (m *Manager) Get(ctx context.Context, tenant string, id sandbox.ID) (sandbo
 // Lookup gives a sandbox of any tenant. It is for the proxy, where the
 // sandbox's own tokens decide.
 func (m *Manager) Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error) {
-	if l := m.find(id); l != nil {
+	if l := m.find(id); l != nil && l.record().Pool == "" {
 		return shown(l.record()), nil
 	}
 	rec, err := m.store.Get(ctx, id)
-	return shown(rec), err
+	if err == nil && rec.Pool != "" {
+		err = notFound(id)
+	}
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	return shown(rec), nil
 }
 
 // shown is what others see of a record. A hibernated sandbox's place on the

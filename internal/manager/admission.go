@@ -3,6 +3,7 @@ package manager
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -131,6 +132,7 @@ func (hostFacts) Processes() (Processes, error) {
 type ledger struct {
 	budget     Budget
 	memoryCap  int64 // bytes that may be promised
+	memoryMost int64 // bytes that one sandbox may be promised
 	processCap int
 
 	mu     sync.Mutex
@@ -152,6 +154,7 @@ func newLedger(b Budget, memory int64, processes int) *ledger {
 	return &ledger{
 		budget:     b,
 		memoryCap:  int64(b.MemoryOvercommit * float64(max(memory-b.MemoryReserve, 0))),
+		memoryMost: memory - b.MemoryReserve,
 		processCap: int(b.ProcessOvercommit * processShare * float64(processes)),
 		claims:     map[sandbox.ID]claim{},
 	}
@@ -219,6 +222,22 @@ func (l *ledger) admit(id sandbox.ID, c claim, f facts) error {
 	l.add(id, c)
 	l.flight++
 	return nil
+}
+
+// madeRoomFor tells whether the end of other sandboxes can make room for c,
+// which was refused with err.
+func (l *ledger) madeRoomFor(c claim, err error) bool {
+	var e *sandbox.Error
+	if !errors.As(err, &e) || e.Code != sandbox.CodeNoCapacity {
+		return false
+	}
+	switch e.Details["resource"] {
+	case "memory":
+		return c.memory <= min(l.memoryCap, l.memoryMost)
+	case "processes":
+		return c.processes <= l.processCap
+	}
+	return e.Details["resource"] == "slots"
 }
 
 // force claims c for id, whatever is free: it exists already.

@@ -61,11 +61,16 @@ func (m *Manager) Create(ctx context.Context, tenant string, r CreateRequest) (s
 	if err := m.ready(); err != nil {
 		return sandbox.Sandbox{}, err
 	}
+	defer m.pools.Busy()()
 	p, err := m.plan(ctx, tenant, r)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	l, err := m.make(ctx, p)
+	start := m.begin
+	if r.Snapshot != "" {
+		start = m.make
+	}
+	l, err := start(ctx, p)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -174,7 +179,13 @@ func (m *Manager) make(ctx context.Context, p plan) (*live, error) {
 	if p.restores() {
 		image = p.from.SizeBytes
 	}
-	if err := m.admit(id, p.rec.Resources, p.runtime, image); err != nil {
+	admit := m.admit
+	if p.rec.Pool != "" {
+		admit = m.tryAdmit
+	} else {
+		defer m.pools.Busy()()
+	}
+	if err := admit(id, p.rec.Resources, p.runtime, image); err != nil {
 		return nil, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
@@ -252,16 +263,31 @@ func (m *Manager) build(ctx context.Context, l *live, p plan) error {
 	return nil
 }
 
-// admit claims what a sandbox needs, for which spares make room. image is the size of the memory that it
-// is restored from.
+// admit claims what a sandbox needs; where that does not fit, spares and then
+// pools' members give way. image is the size of the memory that it is restored from.
 func (m *Manager) admit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
-	err := m.tryAdmit(id, r, rt, image)
-	if sandbox.CodeOf(err) == sandbox.CodeNoCapacity && m.spares.drop(func(*spareKind) bool { return true }) {
-		err = m.tryAdmit(id, r, rt, image)
+	defer m.pools.Busy()()
+	for {
+		err := m.tryAdmit(id, r, rt, image)
+		if !m.ledger.madeRoomFor(claimOf(r, rt.Capabilities()), err) {
+			return err
+		}
+		if m.spares.drop(func(*spareKind) bool { return true }) {
+			continue
+		}
+		idle, ok := m.pools.GiveWay(sandbox.Errorf(sandbox.CodeNoCapacity, "a member gave way to a sandbox that the host had no room for"))
+		if !ok {
+			return err
+		}
+		if l := m.find(idle); l != nil {
+			if e := m.endAndWait(m.working, l, sandbox.ReasonKilledByUser, "it gave way to a sandbox that the host had no room for"); e != nil {
+				return err
+			}
+		}
 	}
-	return err
 }
 
+// tryAdmit is admit without anybody giving way.
 func (m *Manager) tryAdmit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
 	if used, total := m.cfg.Network.Capacity(); total > 0 && used >= total {
 		return sandbox.Errorf(sandbox.CodeNoCapacity, "all %d network slots are in use: end sandboxes", total).With("resource", "slots")
@@ -305,7 +331,9 @@ func (m *Manager) boot(ctx context.Context, l *live, p plan) error {
 	}
 	agent := l.setInstance(m, inst)
 	pointCreateStarted.Hit()
-	if err := m.initAgent(ctx, agent, l.record(), p); err != nil {
+	id := m.identity(l.record(), p.env)
+	id.Copied = p.from != nil
+	if err := initAgent(ctx, agent, id); err != nil {
 		return orCtx(ctx, "give the sandbox its identity", err)
 	}
 	pointCreateInit.Hit()
@@ -337,12 +365,10 @@ func (m *Manager) restore(ctx context.Context, l *live, p plan) error {
 	return nil
 }
 
-func (m *Manager) initAgent(ctx context.Context, agent *agentclient.Client, rec store.Record, p plan) error {
+func initAgent(ctx context.Context, agent *agentclient.Client, id agentclient.InitRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, initTimeout)
 	defer cancel()
-	req := m.identity(rec, p.env)
-	req.Copied = p.from != nil
-	return agent.Init(ctx, req)
+	return agent.Init(ctx, id)
 }
 
 // identity is what the agent of rec is told of it.

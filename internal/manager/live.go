@@ -144,6 +144,7 @@ func (m *Manager) enter(l *live) {
 // leave forgets l: its end is recorded, or it never was.
 func (m *Manager) leave(l *live) {
 	l.cease()
+	m.pools.Lost(l.id)
 	m.ledger.release(l.id)
 	m.ttl.set(l.id, time.Time{})
 	m.idle.set(l.id, time.Time{})
@@ -166,19 +167,19 @@ func (m *Manager) of(ctx context.Context, tenant string, id sandbox.ID) (*live, 
 	if err := m.ready(); err != nil {
 		return nil, err
 	}
-	if l := m.find(id); l != nil && l.record().Tenant == tenant {
+	if l := m.find(id); l != nil && l.isOf(tenant) {
 		return l, nil
 	}
 	rec, err := m.store.Get(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if rec.Tenant != tenant {
+	if rec.Tenant != tenant || rec.Pool != "" {
 		return nil, notFound(id)
 	}
 	if !rec.State.Ended() {
 		// It is being entered or has just left: between the two looks.
-		if l := m.find(id); l != nil {
+		if l := m.find(id); l != nil && l.isOf(tenant) {
 			return l, nil
 		}
 		if rec, err = m.store.Get(ctx, id); err != nil {
@@ -186,6 +187,12 @@ func (m *Manager) of(ctx context.Context, tenant string, id sandbox.ID) (*live, 
 		}
 	}
 	return nil, hasEnded(rec.Sandbox)
+}
+
+// isOf tells whether l is a sandbox of the tenant's: a pool's member is nobody's.
+func (l *live) isOf(tenant string) bool {
+	rec := l.record()
+	return rec.Tenant == tenant && rec.Pool == ""
 }
 
 // running gives the tenant's sandbox if it runs and nobody asked for its end.

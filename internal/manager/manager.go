@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/warrenhq/warren/internal/host"
+	"github.com/warrenhq/warren/internal/pool"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/snapshot"
 	"github.com/warrenhq/warren/internal/store"
@@ -80,6 +81,7 @@ type Config struct {
 	Clock        Clock           // nil is the system's
 	Log          *slog.Logger    // faults of background work; nil discards them
 	Host         HostFacts       // nil reads this host's
+	Pools        pool.Options    // how members of pools are made; Go is not used
 }
 
 // The defaults of Config.Retention and KeepEnded.
@@ -103,6 +105,7 @@ type Manager struct {
 	idle     *deadlines
 	snaps    *snapshot.Library
 	spares   *spares
+	pools    pools
 	bell     bell // rings when events were recorded
 	bootID   string
 
@@ -175,6 +178,7 @@ func New(cfg Config) (*Manager, error) {
 	m.ledger = newLedger(m.cfg.Budget, memory.Total, processes.Max)
 	m.creates = semaphore.NewWeighted(int64(m.cfg.Budget.Creates))
 	m.ttl, m.idle = newDeadlines(m.clock), newDeadlines(m.clock)
+	m.newPools()
 	m.watching, m.unwatch = context.WithCancel(context.Background())
 	m.working, m.stopWork = context.WithCancel(context.Background())
 	return m, nil

@@ -11,10 +11,13 @@ import (
 )
 
 // How long a probe's answer is good for: a host that can run a runtime goes on
-// to; one that cannot may be mended at any moment.
+// to; one that cannot may be mended at any moment. Within staleProbe a good one
+// is taken still, and asked for anew beside: nothing that a client waits for
+// needs to.
 const (
-	goodProbe = time.Minute
-	badProbe  = 2 * time.Second
+	goodProbe  = time.Minute
+	staleProbe = 10 * time.Minute
+	badProbe   = 2 * time.Second
 )
 
 // probes remembers the runtimes' answers, so that a create does not pay for a
@@ -25,8 +28,9 @@ type probes struct {
 }
 
 type probed struct {
-	at  time.Time
-	err error
+	at     time.Time
+	err    error
+	asking bool // anew
 }
 
 // probe asks whether this host can run rt. fresh does not take a remembered
@@ -35,12 +39,22 @@ func (m *Manager) probe(ctx context.Context, rt sandbox.Runtime, fresh bool) err
 	now := m.clock.Now()
 	m.probes.mu.Lock()
 	p, ok := m.probes.last[rt.Name()]
+	age := now.Sub(p.at)
+	if ok && !fresh && p.err == nil && age >= goodProbe && age < staleProbe {
+		if !p.asking {
+			p.asking = true
+			m.probes.last[rt.Name()] = p
+			m.tasks.run(func() { m.probe(m.watching, rt, true) })
+		}
+		m.probes.mu.Unlock()
+		return nil
+	}
 	m.probes.mu.Unlock()
 	good := goodProbe
 	if p.err != nil {
 		good = badProbe
 	}
-	if ok && !fresh && now.Sub(p.at) < good {
+	if ok && !fresh && age < good {
 		return p.err
 	}
 	err := rt.Probe(ctx)
@@ -52,7 +66,7 @@ func (m *Manager) probe(ctx context.Context, rt sandbox.Runtime, fresh bool) err
 	if m.probes.last == nil {
 		m.probes.last = map[string]probed{}
 	}
-	m.probes.last[rt.Name()] = probed{now, err}
+	m.probes.last[rt.Name()] = probed{at: now, err: err}
 	return err
 }
 

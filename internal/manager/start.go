@@ -59,6 +59,9 @@ func (m *Manager) Start(ctx context.Context) error {
 			m.log.WarnContext(ctx, "hold what a snapshot stands on", "snapshot", n.ID, "error", err)
 		}
 	}
+	if err := m.startPools(ctx); err != nil {
+		return err
+	}
 	recs, err := m.store.Unfinished(ctx)
 	if err != nil {
 		return err
@@ -108,6 +111,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	m.tasks.run(func() { m.idle.run(m.watching, m.idled) })
 	m.tasks.run(func() { m.upkeep(m.watching) })
 	m.tasks.run(func() { m.spares.age(m.watching) })
+	m.pools.Run(m.watching)
 	m.serving.Store(true)
 	return nil
 }
@@ -139,7 +143,11 @@ func (m *Manager) takeOver(ctx context.Context, l *live) error {
 		inst, expires := l.inst, l.rec.ExpiresAt
 		l.lastUse = m.now()
 		m.armIdle(l)
+		rec := l.rec
 		l.mu.Unlock()
+		if rec.Pool != "" {
+			m.pools.Adopt(rec.Pool, l.id, poolKey(rec))
+		}
 		if inst != nil {
 			m.watch(l, inst)
 		}
@@ -169,7 +177,11 @@ func (m *Manager) adopt(ctx context.Context, l *live) (sandbox.Reason, string) {
 		return sandbox.ReasonHostRestarted, "the host was restarted while it ran"
 	case rec.State == sandbox.Creating:
 		return sandbox.ReasonInterrupted, "the daemon ended while it was being made"
-	case rec.Internal:
+	case rec.Op == store.OpClaim:
+		return sandbox.ReasonInterrupted, "the daemon ended while it was being claimed from its pool"
+	case rec.Pool != "" && !m.pools.Has(rec.Pool):
+		return sandbox.ReasonKilledByUser, "its pool was removed"
+	case rec.Internal && rec.Pool == "":
 		return sandbox.ReasonInterrupted, "the daemon ended during the build that it was a step of"
 	case expired(rec, m.now()) && rec.OnTimeout != sandbox.OnTimeoutHibernate:
 		return sandbox.ReasonTimeout, timeoutDetail + " while no daemon ran"

@@ -47,16 +47,17 @@ func (m *Manager) RemoveTemplate(ctx context.Context, tenant, name string) error
 	// A create that comes in between is no harm: the library keeps the layers
 	// of what is held.
 	_, err = m.cfg.Templates.Remove(ctx, tenant, name)
+	m.pools.Look()
 	return err
 }
 
-// usersOf gives the live sandboxes of a template.
+// usersOf gives the live sandboxes of a template. Pools' members go with it.
 func (m *Manager) usersOf(templateID string) []sandbox.ID {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var ids []sandbox.ID
 	for id, l := range m.live {
-		if l.record().TemplateID == templateID {
+		if rec := l.record(); rec.TemplateID == templateID && rec.Pool == "" {
 			ids = append(ids, id)
 		}
 	}
@@ -77,6 +78,7 @@ func (m *Manager) BuildTemplate(ctx context.Context, tenant string, r BuildReque
 	defer cancel(nil)
 	defer context.AfterFunc(m.watching, func() { cancel(errStopping) })()
 	t, err := m.runBuild(ctx, tenant, r, progress)
+	m.pools.Look()
 	if err != nil && ctx.Err() != nil {
 		return t, ctxError(ctx, "build the template")
 	}

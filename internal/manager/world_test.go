@@ -189,6 +189,13 @@ func (w *world) check(t *testing.T) {
 			}
 		}
 	}
+	pools, err := w.store.ListPools(context.Background(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pools {
+		needed[p.Capture] = true
+	}
 	for _, r := range live {
 		needed[r.Snapshot], needed[r.Capture] = true, true
 		layers(r.Layers)

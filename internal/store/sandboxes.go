@@ -45,6 +45,7 @@ type data struct {
 	Lifetime     time.Duration     `json:"lifetime,omitempty"`
 	EphemeralEnv []string          `json:"ephemeral_env,omitempty"`
 	Instance     sandbox.ID        `json:"instance,omitempty"`
+	Pool         string            `json:"pool,omitempty"`
 }
 
 const columns = `id, version, tenant, state, op, internal, reason, detail, runtime, template, template_id,
@@ -64,7 +65,7 @@ func values(r Record) ([]any, error) {
 		EndReason: r.EndReason, EndDetail: r.EndDetail, Layers: r.Layers, BootID: r.BootID,
 		Snapshot: r.Snapshot, Parent: r.Parent, OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout,
 		SuspendedAt: nanos(r.SuspendedAt), HibernatedAt: nanos(r.HibernatedAt),
-		Capture: r.Capture, Lifetime: r.Lifetime, EphemeralEnv: r.EphemeralEnv, Instance: r.Instance,
+		Capture: r.Capture, Lifetime: r.Lifetime, EphemeralEnv: r.EphemeralEnv, Instance: r.Instance, Pool: r.Pool,
 	})
 	if err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func scan(row scanner) (Record, error) {
 	r.EndReason, r.EndDetail, r.Layers, r.BootID = d.EndReason, d.EndDetail, d.Layers, d.BootID
 	r.Snapshot, r.Parent, r.OnTimeout, r.IdleTimeout = d.Snapshot, d.Parent, d.OnTimeout, d.IdleTimeout
 	r.SuspendedAt, r.HibernatedAt = moment(d.SuspendedAt), moment(d.HibernatedAt)
-	r.Capture, r.Lifetime, r.EphemeralEnv, r.Instance = d.Capture, d.Lifetime, d.EphemeralEnv, d.Instance
+	r.Capture, r.Lifetime, r.EphemeralEnv, r.Instance, r.Pool = d.Capture, d.Lifetime, d.EphemeralEnv, d.Instance, d.Pool
 	r.CreatedAt, r.StartedAt, r.ExpiresAt, r.EndedAt = moment(created), moment(started), moment(expires), moment(ends)
 	return r, nil
 }

@@ -25,6 +25,8 @@ const (
 	OpSuspend   Op = "suspend"   // being frozen; State is Running: undone after a crash
 	OpUnsuspend Op = "unsuspend" // being let go; State is Suspended: finished after a crash
 	OpHibernate Op = "hibernate" // State is Hibernated, and what ran of it is being removed: finished after a crash
+
+	OpClaim Op = "claim" // a pool's member that is becoming somebody's sandbox: ended after a crash
 )
 
 // Record is all that is kept of one sandbox.
@@ -47,6 +49,8 @@ type Record struct {
 	// runtime's, the directory's and the network slot's. "" is its own; it has
 	// another one when it woke in what was made before for any sandbox.
 	Instance sandbox.ID
+
+	Pool string // the pool whose member it is; "" once it is claimed, and of all others
 }
 
 // HostID is the id under which the host has what runs of the sandbox.
@@ -55,6 +59,18 @@ func (r Record) HostID() sandbox.ID {
 		return r.Instance
 	}
 	return r.ID
+}
+
+// Pool is all that is kept of one pool of ready sandboxes.
+type Pool struct {
+	ID        string
+	Tenant    string
+	Template  string // by name
+	Runtime   string
+	Resources sandbox.Resources // as asked for: zero fields are the template's
+	Ready     int               // members to keep ready
+	CreatedAt time.Time
+	Capture   string // the snapshot that its members are restored from; see SetPoolCapture
 }
 
 // Snapshot is all that is kept of one snapshot.
@@ -115,6 +131,7 @@ type Retention struct {
 type Store interface {
 	Sandboxes
 	Snapshots
+	Pools
 	Events
 	Keys
 	// Maintain prunes, and gives back to the disk reserve what a full disk
@@ -155,6 +172,20 @@ type Snapshots interface {
 	ListSnapshots(ctx context.Context, f SnapshotFilter) (page []Snapshot, next string, err error)
 	// DeleteSnapshot removes a record; it is nil for one that is gone.
 	DeleteSnapshot(ctx context.Context, id string) error
+}
+
+// Pools holds the pools' records.
+type Pools interface {
+	// PutPool adds a record, or replaces that of the same ID: all of it but
+	// CreatedAt and Capture.
+	PutPool(ctx context.Context, p Pool) error
+	// SetPoolCapture sets Capture; it is nil for a pool that is gone.
+	SetPoolCapture(ctx context.Context, id, capture string) error
+	GetPool(ctx context.Context, id string) (Pool, error)
+	// ListPools gives a tenant's pools ("" is every tenant's), the oldest first.
+	ListPools(ctx context.Context, tenant string) ([]Pool, error)
+	// DeletePool removes a record; it is nil for one that is gone.
+	DeletePool(ctx context.Context, id string) error
 }
 
 // Events is the log of what happened, in the order of Seq.

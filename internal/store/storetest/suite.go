@@ -37,6 +37,7 @@ func Suite(t *testing.T, open func(t *testing.T, dir string) store.Store) {
 	t.Run("Maintain", func(t *testing.T) { testMaintain(t, fresh(t)) })
 	t.Run("Keys", func(t *testing.T) { testKeys(t, fresh(t)) })
 	t.Run("Snapshots", func(t *testing.T) { testSnapshots(t, open) })
+	t.Run("Pools", func(t *testing.T) { testPools(t, open) })
 	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, fresh(t)) })
 	t.Run("CanceledContext", func(t *testing.T) { testCanceled(t, fresh(t)) })
 }
@@ -69,7 +70,7 @@ func Sample(id sandbox.ID) store.Record {
 		},
 		Op: store.OpEnd, EndReason: sandbox.ReasonTimeout, EndDetail: "its time ran out",
 		Internal: true, Layers: []string{"/l/2", "/l/1"}, BootID: "boot",
-		Capture: "snp2", Lifetime: time.Hour, EphemeralEnv: []string{"B"},
+		Capture: "snp2", Lifetime: time.Hour, EphemeralEnv: []string{"B"}, Pool: "pol1",
 	}
 }
 
