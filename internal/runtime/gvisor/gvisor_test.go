@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -40,4 +41,11 @@ func TestSuite(t *testing.T) {
 func BenchmarkCreate(b *testing.B) {
 	testenv.Root(b)
 	runtimetest.Bench(b, factory(b), runsc(b))
+}
+
+func BenchmarkCapture(b *testing.B) {
+	testenv.Root(b)
+	for _, n := range []int{1, 10} {
+		b.Run(fmt.Sprintf("34MiB/into=%d", n), func(b *testing.B) { runtimetest.BenchCapture(b, factory(b), "34", n) })
+	}
 }
