@@ -1,5 +1,6 @@
 // Command warren-agent is PID 1 in a sandbox: it reaps orphans and serves
-// commands, files and control calls on one TCP port. See internal/agent.
+// commands, files and control calls on one TCP port. See internal/agent. With
+// the argument "attributes" it tells of files instead: see internal/agent/attrs.
 package main
 
 import (
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warrenhq/warren/internal/agent"
+	"github.com/warrenhq/warren/internal/agent/attrs"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -37,6 +39,13 @@ func main() {
 	flag.Parse()
 	if *version {
 		fmt.Println(agent.EnvdVersion)
+		return
+	}
+	if flag.Arg(0) == attrs.Mode {
+		if err := attrs.Serve("/", os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "warren-agent:", err)
+			os.Exit(1)
+		}
 		return
 	}
 	if err := run(*port); err != nil {

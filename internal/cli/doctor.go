@@ -21,6 +21,7 @@ import (
 	"github.com/warrenhq/warren/internal/daemon"
 	"github.com/warrenhq/warren/internal/host"
 	"github.com/warrenhq/warren/internal/host/census"
+	"github.com/warrenhq/warren/internal/host/statefs"
 	"github.com/warrenhq/warren/internal/idmap"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
@@ -91,7 +92,7 @@ func (a *app) examine(ctx context.Context, c *client.Client, state string) []fin
 		fs = append(fs, f)
 	}
 	fs = append(fs, a.checkRuntimes(ctx, c, running, state)...)
-	fs = append(fs, checkMemory(), checkDisk(state))
+	fs = append(fs, checkMemory(), checkDisk(state), checkReflinks(state))
 	if running && c.Local() {
 		fs = append(fs, checkBase(ctx, c))
 	}
@@ -331,6 +332,25 @@ func checkDisk(state string) finding {
 		f.Level, f.Remedy = levelWarn, "templates take about 1 GiB each: free some space, or give the daemon another --state"
 	}
 	return f
+}
+
+// checkReflinks tells whether copies of disks share their blocks.
+func checkReflinks(state string) finding {
+	if os.Geteuid() != 0 {
+		return finding{Check: "reflinks", Level: levelWarn, Found: "can only be checked as root", Remedy: "sudo warren doctor"}
+	}
+	dir := nearest(state)
+	if statefs.Mounted(state) {
+		return finding{Check: "reflinks", Level: levelOK, Found: fmt.Sprintf("%s is on the XFS in %s", state, statefs.Image(state))}
+	}
+	err := host.Reflinks(dir)
+	if err == nil {
+		return finding{Check: "reflinks", Level: levelOK, Found: "work at " + dir}
+	}
+	return finding{
+		Check: "reflinks", Level: levelWarn, Found: "each capture of a disk is a whole copy: " + err.Error(),
+		Remedy: "keep the state on XFS or btrfs, or give an empty --state and `warren serve --state-fs xfs` (apt-get install xfsprogs)",
+	}
 }
 
 func checkBase(ctx context.Context, c *client.Client) finding {

@@ -15,7 +15,7 @@ import (
 
 func (a *app) serveCmd() *cobra.Command {
 	var cfg daemon.Config
-	var memReserve, diskReserve, level, format string
+	var memReserve, diskReserve, stateFSSize, level, format string
 	var resolvers []string
 	cmd := &cobra.Command{
 		Use:   "serve [flags]",
@@ -33,7 +33,7 @@ func (a *app) serveCmd() *cobra.Command {
 			for _, r := range []struct {
 				flag string
 				into *int64
-			}{{memReserve, &cfg.Budget.MemoryReserve}, {diskReserve, &cfg.Budget.DiskReserve}} {
+			}{{memReserve, &cfg.Budget.MemoryReserve}, {diskReserve, &cfg.Budget.DiskReserve}, {stateFSSize, &cfg.StateFSSize}} {
 				if r.flag == "" {
 					continue
 				}
@@ -64,6 +64,8 @@ func (a *app) serveCmd() *cobra.Command {
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&cfg.State, "state", daemon.DefaultState, "directory of all that is to last")
+	fl.StringVar(&cfg.StateFS, "state-fs", "", "xfs: keep the state directory on an XFS in an image file beside it, where its filesystem has no reflinks")
+	fl.StringVar(&stateFSSize, "state-fs-size", "", "how large that XFS is to be, such as 200G; it can be given more later (default: 64G, or 4/5 of what is free)")
 	fl.StringVar(&cfg.Socket, "socket", daemon.DefaultSocket, "path of the unix socket")
 	fl.StringVar(&cfg.Listen, "listen", daemon.DefaultListen, "ADDRESS:PORT of the TCP API, or \""+daemon.NoListen+"\"")
 	fl.StringVar(&cfg.Domain, "domain", daemon.DefaultDomain, "domain under which sandboxes have host names: <port>-<id>.DOMAIN")

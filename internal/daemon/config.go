@@ -34,7 +34,12 @@ const runRoot = "/run/warren"
 
 // Config is what a daemon is started with. Zero fields take their defaults.
 type Config struct {
-	State  string // directory of all durable state; two daemons never share one
+	State string // directory of all durable state; two daemons never share one
+	// StateFS is statefs.XFS to keep State on an XFS of its own where its
+	// filesystem has no reflinks; StateFSSize is its size in bytes, 0 the default.
+	StateFS     string
+	StateFSSize int64
+
 	Socket string // path of the unix socket
 	Listen string // host:port of the TCP API; NoListen is none
 	Domain string // under which sandboxes have host names: <port>-<id>.<domain>

@@ -76,6 +76,8 @@ var operations = []operation{
 	captureOp("snapshot", "container", running, snapshotIt),
 	captureOp("snapshot", "gvisor", running, snapshotIt),
 	captureOp("snapshot of a suspended", "gvisor", suspended, snapshotIt),
+	captureOp("snapshot of the disk", "gvisor", running, snapshotDisk),
+	captureOp("snapshot of the disk of a suspended", "gvisor", suspended, snapshotDisk),
 	captureOp("fork", "container", running, forkIt),
 	captureOp("fork", "gvisor", running, forkIt),
 	captureOp("fork of a hibernated", "gvisor", hibernated, forkIt),
@@ -122,6 +124,10 @@ func hibernated(t *testing.T, s *stage, id string) {
 
 func snapshotIt(ctx context.Context, s *stage, id string) {
 	s.client.CreateSnapshot(ctx, id, wire.CreateSnapshot{})
+}
+
+func snapshotDisk(ctx context.Context, s *stage, id string) {
+	s.client.CreateSnapshot(ctx, id, wire.CreateSnapshot{Kind: sandbox.SnapshotDisk})
 }
 
 func forkIt(ctx context.Context, s *stage, id string) {

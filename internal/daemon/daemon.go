@@ -15,6 +15,7 @@ import (
 	"github.com/warrenhq/warren/internal/api"
 	"github.com/warrenhq/warren/internal/fault"
 	"github.com/warrenhq/warren/internal/host"
+	"github.com/warrenhq/warren/internal/host/statefs"
 	"github.com/warrenhq/warren/internal/manager"
 	"github.com/warrenhq/warren/internal/network"
 	"github.com/warrenhq/warren/internal/runtime/container"
@@ -83,6 +84,7 @@ type daemon struct {
 	runDir   string
 	undo     []func()
 
+	drivers []sandbox.Runtime
 	manager *manager.Manager
 	started atomic.Bool
 }
@@ -105,6 +107,9 @@ func (d *daemon) unwind() {
 func (d *daemon) build(ctx context.Context) error {
 	cfg := d.cfg
 	if err := d.directories(); err != nil {
+		return err
+	}
+	if err := d.mountState(ctx); err != nil {
 		return err
 	}
 	unlock, err := lockState(cfg.State)
@@ -132,7 +137,6 @@ func (d *daemon) build(ctx context.Context) error {
 	if err != nil {
 		return sandbox.Errorf(sandbox.CodeUnavailable, "read the host's memory: %w", err)
 	}
-	var drivers []sandbox.Runtime
 	for _, r := range runtimes {
 		rt, err := r.open(oci.Config{
 			Instance: d.instance, RunDir: d.runDir, AgentPath: cfg.Agent, Binary: r.binary(cfg),
@@ -141,7 +145,7 @@ func (d *daemon) build(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		drivers = append(drivers, rt)
+		d.drivers = append(d.drivers, rt)
 		if c, ok := rt.(interface{ Close(context.Context) error }); ok {
 			d.later("close runtime "+rt.Name(), func() error { return c.Close(context.WithoutCancel(ctx)) })
 		}
@@ -157,7 +161,7 @@ func (d *daemon) build(ctx context.Context) error {
 	}
 
 	d.manager, err = manager.New(manager.Config{
-		StateDir: cfg.State, Store: st, Runtimes: drivers, Preferred: preferred, Planned: planned,
+		StateDir: cfg.State, Store: st, Runtimes: d.drivers, Preferred: preferred, Planned: planned,
 		Network: nw, Templates: lib, Budget: cfg.Budget, KeepEnded: cfg.KeepEnded,
 		Retention: store.Retention{Ended: cfg.MaxEnded}, Log: d.log,
 	})
@@ -266,6 +270,27 @@ func (d *daemon) stop(servers []*http.Server) {
 		d.log.Error("stop: close the manager", "error", err)
 	}
 	pointStopped.Hit()
+}
+
+// mountState mounts the state directory's own filesystem, where there is one or
+// is to be one, and unmounts it in the end if no sandbox runs.
+func (d *daemon) mountState(ctx context.Context) error {
+	fs, err := statefs.Open(ctx, statefs.Config{State: d.cfg.State, Kind: d.cfg.StateFS, Size: d.cfg.StateFSSize, Log: d.log})
+	if fs == nil || err != nil {
+		return err
+	}
+	d.later("unmount the state directory", func() error {
+		if d.drivers == nil && fs.Found {
+			return nil // it did not come to know what runs
+		}
+		for _, rt := range d.drivers {
+			if ids, err := rt.List(context.WithoutCancel(ctx)); err != nil || len(ids) > 0 {
+				return nil // it stays mounted for them
+			}
+		}
+		return fs.Close()
+	})
+	return nil
 }
 
 // directories makes the state and run directories.

@@ -113,3 +113,27 @@ func ReadDisk(path string) (Disk, error) {
 	}
 	return Disk{Total: int64(st.Blocks) * st.Bsize, Free: int64(st.Bfree) * st.Bsize}, nil
 }
+
+// Reflinks is nil where the filesystem of dir can make a copy of a file that
+// shares its blocks (FICLONE, ioctl_ficlone(2)).
+func Reflinks(dir string) error {
+	var files [2]*os.File
+	for n := range files {
+		f, err := os.CreateTemp(dir, ".reflink-")
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := os.Remove(f.Name()); err != nil {
+			return err
+		}
+		files[n] = f
+	}
+	if _, err := files[0].Write(make([]byte, 64<<10)); err != nil {
+		return err
+	}
+	if err := unix.IoctlFileClone(int(files[1].Fd()), int(files[0].Fd())); err != nil {
+		return fmt.Errorf("the filesystem of %s has no reflinks: %w", dir, err)
+	}
+	return nil
+}

@@ -204,10 +204,8 @@ func (m *Manager) capture(ctx context.Context, l *live, n store.Snapshot, taken 
 // write has the runtime write a capture of l into dir.
 func (m *Manager) write(ctx context.Context, l *live, kind sandbox.SnapshotKind, dir string) error {
 	inst := l.instance()
-	if kind == sandbox.SnapshotDisk {
-		return inst.(sandbox.DiskCapturer).CaptureDisk(ctx, dir)
-	}
-	if l.record().State == sandbox.Suspended {
+	c, memory := inst.(sandbox.Checkpointer)
+	if memory && l.record().State == sandbox.Suspended {
 		// Its commands are stopped by the agent, too: none runs meanwhile.
 		s := inst.(sandbox.Suspender)
 		if err := s.Unsuspend(ctx); err != nil {
@@ -219,9 +217,12 @@ func (m *Manager) write(ctx context.Context, l *live, kind sandbox.SnapshotKind,
 			}
 		}()
 	}
+	if kind == sandbox.SnapshotDisk {
+		return inst.(sandbox.DiskCapturer).CaptureDisk(ctx, dir)
+	}
 	// The source goes on even where it is not to: until the capture is whole
 	// and on record it is all that there is of the sandbox.
-	return inst.(sandbox.Checkpointer).Checkpoint(ctx, dir, sandbox.CheckpointOptions{LeaveRunning: true})
+	return c.Checkpoint(ctx, dir, sandbox.CheckpointOptions{LeaveRunning: true})
 }
 
 // recordSnapshot records a whole capture, with holds on what it stands on; or

@@ -1,6 +1,6 @@
 // Package census counts what one daemon has on a host: processes, cgroups,
-// mounts, network namespaces, links, nftables rules, runtime state and
-// directories. It goes by names alone (host.Instance), and by nothing that the
+// mounts, loop devices, network namespaces, links, nftables rules, runtime
+// state and directories. It goes by names alone (host.Instance), and by nothing that the
 // daemon says of itself, so that tests and `warren doctor` can hold the two
 // against each other.
 package census
@@ -20,6 +20,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
 
+	"github.com/warrenhq/warren/internal/host/statefs"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -36,6 +37,7 @@ const (
 	Rule    Kind = "nft"     // a chain, set or set element of one slot
 	Runtime Kind = "runtime" // a runtime's bundle or state
 	Dir     Kind = "dir"     // of the state directory
+	Loop    Kind = "loop"    // a loop device of the state directory's image
 )
 
 // Item is one thing on the host.
@@ -63,7 +65,7 @@ type Where struct {
 func Take(w Where) ([]Item, error) {
 	var all []Item
 	var errs []error
-	for _, count := range []func(Where) ([]Item, error){processes, cgroups, mounts, pins, links, rules, runtimes, dirs} {
+	for _, count := range []func(Where) ([]Item, error){processes, cgroups, mounts, pins, links, rules, runtimes, dirs, loops} {
 		items, err := count(w)
 		all = append(all, items...)
 		errs = append(errs, err)
@@ -210,6 +212,10 @@ func mounts(w Where) ([]Item, error) {
 	}
 	var all []Item
 	for _, m := range infos {
+		if m.Mountpoint == w.State && statefs.Mounted(w.State) {
+			all = append(all, Item{Kind: Mount, Name: m.Mountpoint, Shared: true})
+			continue
+		}
 		if m.Mountpoint == w.State || m.Mountpoint == w.RunDir {
 			continue // a filesystem of the administrator's
 		}
@@ -351,6 +357,15 @@ func dirs(w Where) ([]Item, error) {
 		}
 	}
 	return all, errors.Join(errs...)
+}
+
+// loops are the loop devices of the state directory's image (statefs).
+func loops(w Where) ([]Item, error) {
+	var all []Item
+	for _, dev := range statefs.Devices(statefs.Image(w.State)) {
+		all = append(all, Item{Kind: Loop, Name: dev, Shared: true})
+	}
+	return all, nil
 }
 
 func list(dir string) ([]string, error) {

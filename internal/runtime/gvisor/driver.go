@@ -54,6 +54,7 @@ var (
 	_ sandbox.Instance     = (*Instance)(nil)
 	_ sandbox.Suspender    = (*Instance)(nil)
 	_ sandbox.Checkpointer = (*Instance)(nil)
+	_ sandbox.DiskCapturer = (*Instance)(nil)
 	_ sandbox.OOMWatcher   = (*Instance)(nil)
 )
 
@@ -90,6 +91,7 @@ func (d *Driver) Capabilities() sandbox.Capabilities {
 		Boundary:     "a kernel in user space (Sentry) with its own system call filter",
 		ArbitraryELF: true,
 		Suspend:      true,
+		DiskCapture:  true,
 		FullCapture:  true,
 		DiskLimit:    true,
 		HidesHost:    true,

@@ -279,7 +279,7 @@ func Main(m *testing.M, f Factory) int {
 
 // applets are the busybox programs that the suite uses.
 var applets = strings.Fields("sh cat ls echo true false id ps sleep mount umount mknod chown chmod touch rm mkdir mv ln stat readlink " +
-	"free nproc uptime hostname head dd wc grep kill ping su unshare nsenter tr df find awk seq sync test env date nc chroot sysctl dmesg md5sum")
+	"free nproc uptime hostname head dd wc grep kill ping su unshare nsenter tr df find awk seq sync test env date nc chroot sysctl dmesg md5sum sort xargs")
 
 func makeRoot(t testing.TB, busybox, dir string) {
 	t.Helper()

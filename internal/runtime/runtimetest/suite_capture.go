@@ -4,11 +4,28 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
 	"github.com/warrenhq/warren/internal/sandbox"
 )
+
+// seen is what a sandbox sees of its root filesystem: the kind, mode, owner,
+// links, size, time, target and content of each file, a line each. Sizes of
+// directories are their filesystem's business, and / and /tmp get Warren's mount
+// points at each start.
+func seen(t *testing.T, i sandbox.Instance) []string {
+	t.Helper()
+	return strings.Split(Sh(t, i, `
+		skip="( -path /proc -o -path /sys -o -path /dev -o -path /.warren -o -path /tmp/.warren ) -prune -o"
+		find / $skip -type d ! -path / ! -path /tmp -print0 | sort -z | xargs -0 stat -c '%N %A %u:%g %y'
+		find / $skip ! -type d -print0 | sort -z | xargs -0 stat -c '%N %A %u:%g %h %s %y'
+		find / $skip -type f -print0 | sort -z | xargs -0 md5sum`), "\n")
+}
 
 // testCapture takes a sandbox's changes as a layer, and runs others on it.
 func testCapture(t *testing.T, e *Env) {
@@ -26,7 +43,11 @@ func testCapture(t *testing.T, e *Env) {
 		echo a > /a && chown 1000:1000 /a && chmod 4755 /a && ln /a /b && ln -s /a /c
 		dd if=/dev/zero of=/sparse bs=1 count=1 seek=10000000 2>/dev/null
 		mkdir -p /deep/er && chmod 700 /deep && chown 1000:1000 /deep/er && touch -d '2001-02-03 04:05:06' /deep/er
-		mknod /fifo p`)
+		mknod /fifo p; echo q > "/we ird
+name"; mkdir /opt/again && rm -r /opt/again && mkdir /opt/again
+		for n in $(seq 300); do echo $n > /deep/$n; done; dd if=/dev/urandom of=/deep/bulk bs=64k count=40 2>/dev/null
+		mkdir /renamed; mv /deep/er /renamed/; rm /bin/dmesg; echo x >> /etc/passwd; chmod 600 /etc/group; touch -d @86400 /root`)
+	before := seen(t, i)
 	dir := filepath.Join(t.TempDir(), "captured")
 	if err := c.CaptureDisk(t.Context(), dir); err != nil {
 		t.Fatal(err)
@@ -34,6 +55,10 @@ func testCapture(t *testing.T, e *Env) {
 	Sh(t, i, "echo later > /a") // it goes on, and the capture does not follow
 	if err := c.CaptureDisk(t.Context(), dir); err == nil {
 		t.Error("captured onto a directory that exists")
+	}
+	var sparse unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, "sparse"), &sparse); err != nil || sparse.Blocks > 100 {
+		t.Errorf("the hole was filled: %d blocks, %v", sparse.Blocks, err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, ".warren")); err == nil {
 		t.Error("the capture has Warren's own mount point")
@@ -57,13 +82,30 @@ func testCapture(t *testing.T, e *Env) {
 		{"ls /opt/suid", "only"}, // the directory hides the lower one
 		{"cat /a; stat -c '%u:%g %a %h' /a", "a\n1000:1000 4755 2"},
 		{"readlink /c", "/a"},
-		{"stat -c %s /sparse; test $(stat -c %b /sparse) -lt 100 && echo sparse", "10000001\nsparse"},
-		{"stat -c '%u %a' /deep; stat -c '%u %y' /deep/er", "0 700\n1000 2001-02-03 04:05:06.000000000 +0000"},
+		{"stat -c %s /sparse", "10000001"},
+		{"stat -c '%u %a' /deep; stat -c '%u %y' /renamed/er", "0 700\n1000 2001-02-03 04:05:06.000000000 +0000"},
 		{"test -p /fifo && echo fifo", "fifo"},
 	} {
 		if got := Sh(t, j, x.cmd); got != x.want {
 			t.Errorf("on the capture %s = %q, want %q", x.cmd, got, x.want)
 		}
+	}
+
+	if d := cmp.Diff(before, seen(t, j)); d != "" {
+		t.Errorf("on the capture the files are others (-before +after):\n%s", d)
+	}
+
+	// A capture of what stands on a capture.
+	Sh(t, j, "rm /a /deep/1; echo third > /deep/2; mkdir /opt/suid2; rm -r /renamed; mkdir /renamed")
+	third := seen(t, j)
+	onto := filepath.Join(t.TempDir(), "onto")
+	if err := j.(sandbox.DiskCapturer).CaptureDisk(t.Context(), onto); err != nil {
+		t.Fatal(err)
+	}
+	last := e.Spec(t)
+	last.Layers = append([]string{onto}, next.Layers...)
+	if d := cmp.Diff(third, seen(t, e.Create(t, last))); d != "" {
+		t.Errorf("on the capture of a capture the files are others (-before +after):\n%s", d)
 	}
 
 	// A suspended one is captured and stays suspended.
