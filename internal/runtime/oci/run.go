@@ -64,18 +64,16 @@ func (e *Engine) Prepare(ctx context.Context, s Start) (*Instance, error) {
 	return e.launch(ctx, s, "create")
 }
 
-// Complete runs one more command of the OCI runtime, which lets a sandbox of
-// Prepare run, and returns when its agent answers. argv lacks the bundle and
-// the ID. On error the sandbox is not watched any more, and the caller calls
+// Complete lets a sandbox of Prepare run by f, and returns when its agent
+// answers. On error the sandbox is not watched any more, and the caller calls
 // Clean.
-func (i *Instance) Complete(ctx context.Context, argv, env []string) error {
+func (i *Instance) Complete(ctx context.Context, binary string, f func(context.Context) error) error {
 	e, id := i.eng, i.spec.ID
-	err := e.Run(ctx, Command{ID: id, Argv: append(argv[:len(argv):len(argv)], e.bundleArg(id)), Env: env})
-	if err != nil {
+	if err := f(ctx); err != nil {
 		i.stop()
-		return e.startError(ctx, i.spec, argv[0], err)
+		return e.startError(ctx, i.spec, binary, err)
 	}
-	if err := i.ready(ctx, argv[0]); err != nil {
+	if err := i.ready(ctx, binary); err != nil {
 		return err
 	}
 	if err := e.started(id, i.proc, i.cpus, false); err != nil {
