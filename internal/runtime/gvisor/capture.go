@@ -84,7 +84,13 @@ func (i *Instance) checkpoint(ctx context.Context, dir string, o sandbox.Checkpo
 	go func() { copied <- i.describe(dir) }()
 	// It goes on in either case: a Sentry that ends with its own save takes the
 	// network away first, and the other ends of the connections never learn.
-	err := i.d.save(ctx, spec.ID, dir)
+	err := i.Boost()
+	if err == nil {
+		err = i.d.save(ctx, spec.ID, dir)
+	}
+	if o.LeaveRunning || err != nil {
+		err = errors.Join(err, i.Unboost())
+	}
 	if describeErr := <-copied; err == nil {
 		err = describeErr
 	}

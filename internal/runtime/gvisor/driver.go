@@ -287,6 +287,11 @@ func (d *Driver) Adopt(ctx context.Context, spec sandbox.Spec) (sandbox.Instance
 		i.Release()
 		return nil, sandbox.Errorf(sandbox.CodeInternal, "adopt sandbox %s: %w", spec.ID, err)
 	}
+	// Nor had it to be in the middle of a capture.
+	if err := i.Unboost(); err != nil {
+		i.Release()
+		return nil, sandbox.Errorf(sandbox.CodeInternal, "adopt sandbox %s: %w", spec.ID, err)
+	}
 	return &Instance{Instance: i, d: d}, nil
 }
 

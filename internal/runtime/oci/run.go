@@ -64,12 +64,19 @@ func (e *Engine) Prepare(ctx context.Context, s Start) (*Instance, error) {
 	return e.launch(ctx, s, "create")
 }
 
-// Complete lets a sandbox of Prepare run by f, and returns when its agent
-// answers. On error the sandbox is not watched any more, and the caller calls
-// Clean.
+// Complete lets a sandbox of Prepare run by f, with the limits of its CPUs
+// from then on, and returns when its agent answers. On error the sandbox is
+// not watched any more, and the caller calls Clean.
 func (i *Instance) Complete(ctx context.Context, binary string, f func(context.Context) error) error {
 	e, id := i.eng, i.spec.ID
-	if err := f(ctx); err != nil {
+	err := i.Boost()
+	if err == nil {
+		err = f(ctx)
+	}
+	if err == nil {
+		err = i.Unboost()
+	}
+	if err != nil {
 		i.stop()
 		return e.startError(ctx, i.spec, binary, err)
 	}
@@ -153,9 +160,7 @@ func (e *Engine) launch(ctx context.Context, s Start, verb ...string) (*Instance
 		return nil, sandbox.Errorf(sandbox.CodeInternal, "start sandbox %s: %w", s.Spec.ID, err)
 	}
 	keep = true
-	i := newInstance(e, s.Spec, p, g, rec)
-	i.cpus = s.CPUs
-	return i, nil
+	return newInstance(e, s.Spec, p, g, rec, s.CPUs), nil
 }
 
 // ready waits until the agent answers; else it stops watching the sandbox.
