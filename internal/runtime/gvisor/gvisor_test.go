@@ -45,7 +45,9 @@ func BenchmarkCreate(b *testing.B) {
 
 func BenchmarkCapture(b *testing.B) {
 	testenv.Root(b)
-	for _, n := range []int{1, 10} {
-		b.Run(fmt.Sprintf("34MiB/into=%d", n), func(b *testing.B) { runtimetest.BenchCapture(b, factory(b), "34", n) })
+	for _, mib := range []string{"34", "150"} {
+		for _, n := range []int{1, 10} {
+			b.Run(fmt.Sprintf("%sMiB/into=%d", mib, n), func(b *testing.B) { runtimetest.BenchCapture(b, factory(b), mib, n) })
+		}
 	}
 }

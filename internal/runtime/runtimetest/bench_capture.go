@@ -41,6 +41,19 @@ func BenchCapture(b *testing.B, f Factory, mib string, n int) {
 		mu.Unlock()
 		*since = now
 	}
+	used := func(i sandbox.Instance) time.Time {
+		s, err := i.Stats(b.Context())
+		if err != nil {
+			return time.Time{}
+		}
+		return time.Time{}.Add(s.CPUTime)
+	}
+	cpu := func(what string, i sandbox.Instance, since time.Time) {
+		now := used(i)
+		mu.Lock()
+		took[what] = append(took[what], now.Sub(since))
+		mu.Unlock()
+	}
 	c := agentclient.New(source.Dial, "")
 	defer c.Close()
 	check := func(err error) {
@@ -66,8 +79,10 @@ func BenchCapture(b *testing.B, f Factory, mib string, n int) {
 		t = began
 		check(c.Freeze(b.Context()))
 		lap("freeze", &t)
+		u := used(source)
 		check(source.(sandbox.Checkpointer).Checkpoint(b.Context(), dir, sandbox.CheckpointOptions{LeaveRunning: true}))
 		lap("checkpoint", &t)
+		cpu("checkpoint cpu", source, u)
 		check(c.Thaw(b.Context()))
 		lap("thaw", &t)
 		made := make([]sandbox.Instance, n)
@@ -80,6 +95,7 @@ func BenchCapture(b *testing.B, f Factory, mib string, n int) {
 					return
 				}
 				lap("restore", &t)
+				cpu("create to restore cpu", made[k], time.Time{})
 				c := agentclient.New(made[k].Dial, "")
 				defer c.Close()
 				if errs[k] = c.Restored(b.Context(), agentclient.RestoredRequest{}); errs[k] != nil {
@@ -88,6 +104,7 @@ func BenchCapture(b *testing.B, f Factory, mib string, n int) {
 				lap("restored", &t)
 				_, errs[k] = c.Run(b.Context(), agentclient.Command{Path: "/bin/true", User: "root", Cwd: "/"})
 				lap("exec", &t)
+				cpu("create to exec cpu", made[k], time.Time{})
 			})
 		}
 		all.Wait()
