@@ -4,7 +4,6 @@ module github.com/warrenhq/warren/tools/runsc
 
 go 1.26.3
 
-tool gvisor.dev/gvisor/runsc
 
 require (
 	github.com/cenkalti/backoff v2.2.1+incompatible // indirect

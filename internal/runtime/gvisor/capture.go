@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warrenhq/warren/internal/fault"
-	"github.com/warrenhq/warren/internal/runtime/oci"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -32,9 +31,12 @@ var (
 // the others are runsc's and the agent's binary.
 const captureName = "warren.json"
 
-// stateName is runsc's file of a capture that every one has
-// (pkg/sentry/state/checkpointfiles).
-const stateName = "checkpoint.img"
+// The Sentry's files of a capture (pkg/sentry/state/checkpointfiles).
+const (
+	stateName     = "checkpoint.img"
+	pagesMetaName = "pages_meta.img"
+	pagesName     = "pages.img"
+)
 
 // goneWithin bounds the wait for a Sentry to end that has written itself down.
 const goneWithin = 30 * time.Second
@@ -82,14 +84,18 @@ func (i *Instance) checkpoint(ctx context.Context, dir string, o sandbox.Checkpo
 	go func() { copied <- i.describe(dir) }()
 	// It goes on in either case: a Sentry that ends with its own save takes the
 	// network away first, and the other ends of the connections never learn.
-	argv := append(i.d.argv(), "--overlay2="+overlay(spec), "checkpoint", "--image-path="+dir,
-		"--compression=none", "--exclude-committed-zero-pages", "--leave-running")
-	err := i.d.eng.Run(ctx, oci.Command{ID: spec.ID, Argv: argv, Env: runscEnv})
-	if describeErr := <-copied; err == nil && describeErr != nil {
-		return runError(ctx, "capture", spec.ID, describeErr, "")
+	err := i.Boost()
+	if err == nil {
+		err = i.d.save(ctx, spec.ID, dir)
+	}
+	if o.LeaveRunning || err != nil {
+		err = errors.Join(err, i.Unboost())
+	}
+	if describeErr := <-copied; err == nil {
+		err = describeErr
 	}
 	if err != nil {
-		return runError(ctx, "capture", spec.ID, err, i.d.eng.Said(spec.ID))
+		return runError(ctx, "capture", spec.ID, err, "")
 	}
 	if !o.LeaveRunning {
 		return i.end(ctx)
@@ -102,8 +108,7 @@ func (i *Instance) checkpoint(ctx context.Context, dir string, o sandbox.Checkpo
 func (i *Instance) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goneWithin)
 	defer cancel()
-	argv := append(i.d.argv(), "kill", "--all")
-	if err := i.d.eng.Run(ctx, oci.Command{ID: i.Spec().ID, Argv: argv, Args: []string{"KILL"}, Env: runscEnv}); err == nil {
+	if err := i.d.killAll(ctx, i.Spec().ID); err == nil {
 		select {
 		case <-i.Done():
 		case <-ctx.Done():
@@ -123,7 +128,7 @@ func runError(ctx context.Context, what string, id sandbox.ID, err error, said s
 		code, err = sandbox.CodeTimeout, ctx.Err()
 	case ctx.Err() != nil:
 		code, err = sandbox.CodeCanceled, ctx.Err()
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), strings.Contains(said, "no space left on device"):
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), strings.Contains(said+err.Error(), "no space left on device"):
 		code = sandbox.CodeDiskFull
 	}
 	if said != "" && ctx.Err() == nil {

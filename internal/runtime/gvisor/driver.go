@@ -127,6 +127,12 @@ func (d *Driver) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Instanc
 		return nil, d.Probe(ctx)
 	}
 	i, err := d.begin(ctx, spec, func(cpus []int) (*oci.Instance, error) {
+		// runsc takes the addresses off the interface when it starts, so they are
+		// missing in a namespace that it ran in before.
+		if err := restoreLink(spec.Link); err != nil {
+			return nil, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err)
+		}
+		pointLinked.Hit()
 		start, err := d.start(spec, cpus, "", nil)
 		if err != nil {
 			return nil, err
@@ -174,12 +180,6 @@ func (d *Driver) start(spec sandbox.Spec, cpus []int, dir string, c *capture) (o
 		}
 		want = c.Agent
 	}
-	// runsc takes the addresses off the interface when it starts, so they are
-	// missing in a namespace that it ran in before.
-	if err := restoreLink(spec.Link); err != nil {
-		return oci.Start{}, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err)
-	}
-	pointLinked.Hit()
 	if err := os.MkdirAll(rwDir(spec.Dir), 0o700); err != nil {
 		return oci.Start{}, sandbox.Errorf(sandbox.CodeInternal, "%w", err)
 	}
@@ -285,6 +285,11 @@ func (d *Driver) Adopt(ctx context.Context, spec sandbox.Spec) (sandbox.Instance
 	// Suspending is the Sentry's business here: a group that is frozen is what
 	// a daemon left that ended in the middle of a Kill.
 	if err := i.Cgroup().Thaw(); err != nil {
+		i.Release()
+		return nil, sandbox.Errorf(sandbox.CodeInternal, "adopt sandbox %s: %w", spec.ID, err)
+	}
+	// Nor had it to be in the middle of a capture.
+	if err := i.Unboost(); err != nil {
 		i.Release()
 		return nil, sandbox.Errorf(sandbox.CodeInternal, "adopt sandbox %s: %w", spec.ID, err)
 	}

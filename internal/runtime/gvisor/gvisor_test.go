@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -40,4 +41,13 @@ func TestSuite(t *testing.T) {
 func BenchmarkCreate(b *testing.B) {
 	testenv.Root(b)
 	runtimetest.Bench(b, factory(b), runsc(b))
+}
+
+func BenchmarkCapture(b *testing.B) {
+	testenv.Root(b)
+	for _, mib := range []string{"34", "150"} {
+		for _, n := range []int{1, 10} {
+			b.Run(fmt.Sprintf("%sMiB/into=%d", mib, n), func(b *testing.B) { runtimetest.BenchCapture(b, factory(b), mib, n) })
+		}
+	}
 }

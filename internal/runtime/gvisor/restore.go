@@ -95,7 +95,15 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec, dir string, c *
 		if err != nil {
 			return nil, err
 		}
-		return d.eng.Prepare(ctx, start)
+		i, err := d.eng.Prepare(ctx, start)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.connect(ctx, spec); err != nil {
+			i.Release()
+			return nil, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err)
+		}
+		return i, nil
 	})
 	if err != nil {
 		return nil, err
@@ -144,13 +152,7 @@ func (p *prepared) fits(c *capture) (bool, error) {
 }
 
 func (p *prepared) restore(ctx context.Context, dir string) (sandbox.Instance, error) {
-	spec := p.i.Spec()
-	// runsc takes the addresses from the interface at this moment.
-	if err := restoreLink(spec.Link); err != nil {
-		return nil, p.discarded(ctx, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err))
-	}
-	argv := append(p.d.argv(), "--overlay2="+overlay(spec), "restore", "--detach", "--direct", "--image-path="+dir)
-	if err := p.i.Complete(ctx, argv, runscEnv); err != nil {
+	if err := p.i.Complete(ctx, p.d.binary, func(ctx context.Context) error { return p.d.load(ctx, p.i.Spec().ID, dir) }); err != nil {
 		return nil, p.discarded(ctx, err)
 	}
 	pointRestored.Hit()

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -93,7 +92,7 @@ const statusPaused = "paused"
 
 func (d *Driver) runscState(id sandbox.ID) (runscState, error) {
 	var state runscState
-	data, err := os.ReadFile(filepath.Join(d.eng.StateDir(), fmt.Sprintf("%s_sandbox:%s.state", id, id)))
+	data, err := os.ReadFile(d.runscFile(id, "state"))
 	if err == nil {
 		err = json.Unmarshal(data, &state)
 	}

@@ -182,6 +182,35 @@ func (g *Cgroup) SetMemory(limit int64) error {
 	return setMemoryV1(g.dir("memory"), strconv.FormatInt(limit, 10))
 }
 
+// SetCPU changes the limit of CPU time, in CPUs, and which CPUs it is of: 0 is
+// no limit, and none are all.
+func (g *Cgroup) SetCPU(limit float64, cpus []int) error {
+	if g.h.mode == host.CgroupV2 {
+		quota := "max"
+		if limit > 0 {
+			quota = strconv.FormatInt(int64(limit*cpuPeriod), 10)
+		}
+		return errors.Join(
+			writeFile(filepath.Join(g.dir(""), "cpu.max"), quota+" "+strconv.Itoa(cpuPeriod)),
+			writeFile(filepath.Join(g.dir(""), "cpuset.cpus"), formatCPUList(cpus)+"\n"))
+	}
+	quota := int64(-1)
+	if limit > 0 {
+		quota = int64(limit * cpuPeriod)
+	}
+	set := formatCPUList(cpus)
+	if len(cpus) == 0 {
+		all, err := os.ReadFile(filepath.Join(filepath.Dir(g.dir("cpuset")), "cpuset.cpus"))
+		if err != nil {
+			return err
+		}
+		set = strings.TrimSpace(string(all))
+	}
+	return errors.Join(
+		writeFile(filepath.Join(g.dir("cpu"), "cpu.cfs_quota_us"), strconv.FormatInt(quota, 10)),
+		writeFile(filepath.Join(g.dir("cpuset"), "cpuset.cpus"), set))
+}
+
 // OOMKills is the number of the group's processes that the kernel ended at a
 // memory limit so far.
 func (g *Cgroup) OOMKills() (int64, error) {

@@ -23,7 +23,7 @@ type Instance struct {
 	spec sandbox.Spec
 	grp  *Cgroup
 	proc *Process
-	cpus []int // of one that this daemon made; see record
+	cpus []int // see record
 
 	watch context.CancelFunc // stops the watcher
 	ended chan struct{}      // closed when the first process has ended or the watcher was stopped
@@ -33,16 +33,17 @@ type Instance struct {
 	rec  *console.Recorder
 }
 
-func newInstance(e *Engine, spec sandbox.Spec, p *Process, g *Cgroup, rec *console.Recorder) *Instance {
+func newInstance(e *Engine, spec sandbox.Spec, p *Process, g *Cgroup, rec *console.Recorder, cpus []int) *Instance {
 	ctx, cancel := context.WithCancel(context.Background())
-	i := &Instance{eng: e, spec: spec, grp: g, proc: p, rec: rec, watch: cancel, ended: make(chan struct{})}
+	i := &Instance{eng: e, spec: spec, grp: g, proc: p, cpus: cpus, rec: rec, watch: cancel, ended: make(chan struct{})}
 	go i.watcher(ctx)
 	return i
 }
 
 // Adopt finds a running sandbox by its record. CodeNotFound: it does not run.
 func (e *Engine) Adopt(_ context.Context, spec sandbox.Spec) (*Instance, error) {
-	if r, err := readRecord(e.BundleDir(spec.ID)); err == nil && r.Prepared {
+	r, err := readRecord(e.BundleDir(spec.ID))
+	if err == nil && r.Prepared {
 		return nil, sandbox.Errorf(sandbox.CodeNotFound, "sandbox %s was not restored to its end", spec.ID)
 	}
 	p, err := e.find(spec.ID)
@@ -66,8 +67,17 @@ func (e *Engine) Adopt(_ context.Context, spec sandbox.Spec) (*Instance, error) 
 		p.Close()
 		return nil, sandbox.Errorf(sandbox.CodeInternal, "adopt sandbox %s: %w", spec.ID, err)
 	}
-	return newInstance(e, spec, p, g, rec), nil
+	return newInstance(e, spec, p, g, rec, r.CPUs), nil
 }
+
+// Boost lets the sandbox have all of the host's CPUs, for work that the daemon
+// waits for and its programs cannot use: a quota makes a kernel in user space
+// that writes or reads its state with several threads wait for its next
+// period.
+func (i *Instance) Boost() error { return i.grp.SetCPU(0, nil) }
+
+// Unboost gives the sandbox its own limits again.
+func (i *Instance) Unboost() error { return i.grp.SetCPU(i.spec.Resources.CPUs, i.cpus) }
 
 // watcher waits for the first process's end and tells why.
 func (i *Instance) watcher(ctx context.Context) {

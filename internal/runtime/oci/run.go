@@ -64,18 +64,23 @@ func (e *Engine) Prepare(ctx context.Context, s Start) (*Instance, error) {
 	return e.launch(ctx, s, "create")
 }
 
-// Complete runs one more command of the OCI runtime, which lets a sandbox of
-// Prepare run, and returns when its agent answers. argv lacks the bundle and
-// the ID. On error the sandbox is not watched any more, and the caller calls
-// Clean.
-func (i *Instance) Complete(ctx context.Context, argv, env []string) error {
+// Complete lets a sandbox of Prepare run by f, with the limits of its CPUs
+// from then on, and returns when its agent answers. On error the sandbox is
+// not watched any more, and the caller calls Clean.
+func (i *Instance) Complete(ctx context.Context, binary string, f func(context.Context) error) error {
 	e, id := i.eng, i.spec.ID
-	err := e.Run(ctx, Command{ID: id, Argv: append(argv[:len(argv):len(argv)], e.bundleArg(id)), Env: env})
+	err := i.Boost()
+	if err == nil {
+		err = f(ctx)
+	}
+	if err == nil {
+		err = i.Unboost()
+	}
 	if err != nil {
 		i.stop()
-		return e.startError(ctx, i.spec, argv[0], err)
+		return e.startError(ctx, i.spec, binary, err)
 	}
-	if err := i.ready(ctx, argv[0]); err != nil {
+	if err := i.ready(ctx, binary); err != nil {
 		return err
 	}
 	if err := e.started(id, i.proc, i.cpus, false); err != nil {
@@ -155,9 +160,7 @@ func (e *Engine) launch(ctx context.Context, s Start, verb ...string) (*Instance
 		return nil, sandbox.Errorf(sandbox.CodeInternal, "start sandbox %s: %w", s.Spec.ID, err)
 	}
 	keep = true
-	i := newInstance(e, s.Spec, p, g, rec)
-	i.cpus = s.CPUs
-	return i, nil
+	return newInstance(e, s.Spec, p, g, rec, s.CPUs), nil
 }
 
 // ready waits until the agent answers; else it stops watching the sandbox.
