@@ -1,6 +1,7 @@
 // Command warren-agent is PID 1 in a sandbox: it reaps orphans and serves
 // commands, files and control calls on one TCP port. See internal/agent. With
-// the argument "attributes" it tells of files instead: see internal/agent/attrs.
+// the argument "attributes" it tells of files instead, with "hostname" it sets
+// the sandbox's: see internal/agent/attrs and internal/agent/identity.
 package main
 
 import (
@@ -20,6 +21,7 @@ import (
 
 	"github.com/warrenhq/warren/internal/agent"
 	"github.com/warrenhq/warren/internal/agent/attrs"
+	"github.com/warrenhq/warren/internal/agent/identity"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -41,14 +43,16 @@ func main() {
 		fmt.Println(agent.EnvdVersion)
 		return
 	}
-	if flag.Arg(0) == attrs.Mode {
-		if err := attrs.Serve("/", os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, "warren-agent:", err)
-			os.Exit(1)
-		}
-		return
+	var err error
+	switch flag.Arg(0) {
+	case attrs.Mode:
+		err = attrs.Serve("/", os.Stdin, os.Stdout)
+	case identity.HostnameMode:
+		err = identity.SetHostname(flag.Arg(1))
+	default:
+		err = run(*port)
 	}
-	if err := run(*port); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "warren-agent:", err)
 		os.Exit(1)
 	}

@@ -419,7 +419,7 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 func (m *Manager) revive(ctx context.Context, l *live, rt sandbox.Runtime, capture string, spare *spare) (sandbox.Instance, error) {
 	dir, spec := m.snaps.Path(capture), m.spec(l.record())
 	if spare != nil {
-		inst, err := spare.prepared.Restore(ctx, dir)
+		inst, err := spare.prepared.Restore(ctx, dir, spec.Hostname)
 		if err == nil || ctx.Err() != nil {
 			return inst, err
 		}

@@ -110,9 +110,10 @@ type Preparer interface {
 
 // Prepared is a sandbox that waits for a capture.
 type Prepared interface {
-	// Restore is Restorer.Restore for the sandbox. The Prepared is used up by
+	// Restore is Restorer.Restore for the sandbox, which gets hostname where
+	// that is not the one of Prepare's spec. The Prepared is used up by
 	// it, whatever it returns.
-	Restore(ctx context.Context, dir string) (Instance, error)
+	Restore(ctx context.Context, dir, hostname string) (Instance, error)
 	// Discard removes it from the host, except its Dir.
 	Discard(ctx context.Context) error
 }

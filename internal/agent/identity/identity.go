@@ -80,6 +80,18 @@ func Check(r control.InitRequest) error {
 	return nil
 }
 
+// HostnameMode is the agent's argument, before a name, with which it sets the
+// sandbox's hostname and ends. Its runtime lets it.
+const HostnameMode = "hostname"
+
+// SetHostname is the agent in HostnameMode.
+func SetHostname(name string) error {
+	if !validHostname(name) {
+		return fmt.Errorf("%.70q is not a hostname", name)
+	}
+	return unix.Sethostname([]byte(name))
+}
+
 // validHostname also keeps white space and newlines out of the files.
 func validHostname(s string) bool {
 	if len(s) == 0 || len(s) > 253 {

@@ -125,7 +125,7 @@ type prepared struct {
 }
 
 // Restore implements sandbox.Prepared.
-func (p *prepared) Restore(ctx context.Context, dir string) (sandbox.Instance, error) {
+func (p *prepared) Restore(ctx context.Context, dir, hostname string) (sandbox.Instance, error) {
 	p.r.mu.Lock()
 	there := p.r.ready[p.spec.ID]
 	delete(p.r.ready, p.spec.ID)
@@ -133,7 +133,9 @@ func (p *prepared) Restore(ctx context.Context, dir string) (sandbox.Instance, e
 	if !there {
 		return nil, sandbox.Errorf(sandbox.CodeUnavailable, "box %s is not prepared any more", p.spec.ID)
 	}
-	return p.r.Restore(ctx, dir, p.spec)
+	spec := p.spec
+	spec.Hostname = hostname
+	return p.r.Restore(ctx, dir, spec)
 }
 
 // Discard implements sandbox.Prepared.

@@ -67,7 +67,7 @@ func (d *Driver) Restore(ctx context.Context, dir string, spec sandbox.Spec) (sa
 	if err != nil {
 		return nil, err
 	}
-	return p.restore(ctx, dir)
+	return p.restore(ctx, dir, c, spec.Hostname)
 }
 
 // Prepare implements sandbox.Preparer: a Sentry and a gofer wait for a capture.
@@ -113,7 +113,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec, dir string, c *
 }
 
 // Restore implements sandbox.Prepared.
-func (p *prepared) Restore(ctx context.Context, dir string) (sandbox.Instance, error) {
+func (p *prepared) Restore(ctx context.Context, dir, hostname string) (sandbox.Instance, error) {
 	spec := p.i.Spec()
 	c, err := p.d.readCapture(dir)
 	if err == nil {
@@ -131,9 +131,10 @@ func (p *prepared) Restore(ctx context.Context, dir string) (sandbox.Instance, e
 		if err := p.Discard(ctx); err != nil {
 			return nil, err
 		}
+		spec.Hostname = hostname
 		return p.d.Restore(ctx, dir, spec)
 	}
-	return p.restore(ctx, dir)
+	return p.restore(ctx, dir, c, hostname)
 }
 
 // fits tells whether the capture can go on in what was prepared without having
@@ -151,8 +152,16 @@ func (p *prepared) fits(c *capture) (bool, error) {
 	return agent == c.Agent && c.same(fresh), nil
 }
 
-func (p *prepared) restore(ctx context.Context, dir string) (sandbox.Instance, error) {
-	if err := p.i.Complete(ctx, p.d.binary, func(ctx context.Context) error { return p.d.load(ctx, p.i.Spec().ID, dir) }); err != nil {
+func (p *prepared) restore(ctx context.Context, dir string, c *capture, hostname string) (sandbox.Instance, error) {
+	spec := p.i.Spec()
+	err := p.i.Complete(ctx, p.d.binary, func(ctx context.Context) error {
+		err := p.d.load(ctx, spec.ID, dir)
+		if err == nil && (c.Renamed || hostname != spec.Hostname) {
+			err = p.d.rename(ctx, spec.ID, hostname)
+		}
+		return err
+	})
+	if err != nil {
 		return nil, p.discarded(ctx, err)
 	}
 	pointRestored.Hit()

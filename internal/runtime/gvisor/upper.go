@@ -266,16 +266,6 @@ const tracked = 256
 // exact takes the times and extended attributes of u's files from a program
 // that runs in the sandbox.
 func (i *Instance) exact(ctx context.Context, u *upper) error {
-	agent, err := os.Open(i.d.cfg.AgentPath)
-	if err != nil {
-		return err
-	}
-	defer agent.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
 	namesR, names, err := pipe(true)
 	if err != nil {
 		return err
@@ -293,16 +283,13 @@ func (i *Instance) exact(ctx context.Context, u *upper) error {
 		answers.SetReadDeadline(time.Unix(1, 0))
 	})()
 
-	const dacOverride, dacReadSearch = 1 << 1, 1 << 2 // linux/capability.h
-	caps := uint64(dacOverride | dacReadSearch)
 	id := i.Spec().ID
-	var pid int32
-	err = i.d.call(ctx, id, "containerManager.ExecuteAsync", map[string]any{
-		"argv": []string{filepath.Base(i.d.cfg.AgentPath), attrs.Mode}, "wd": "/", "ContainerID": string(id), "GuestFDs": []int{0, 1, 2},
-		"NoNewPrivileges": true, "Capabilities": map[string]uint64{"PermittedCaps": caps, "EffectiveCaps": caps, "BoundingCaps": caps},
-	}, &pid, []*os.File{namesR, answersW, null, agent}, func() {
-		namesR.Close()
-		answersW.Close()
+	pid, err := i.d.runInside(ctx, id, inside{
+		args: []string{attrs.Mode}, caps: capDACOverride | capDACReadSearch, stdin: namesR, stdout: answersW,
+		begun: func() {
+			namesR.Close()
+			answersW.Close()
+		},
 	})
 	if err != nil {
 		return err
@@ -323,7 +310,8 @@ func (i *Instance) exact(ctx context.Context, u *upper) error {
 	if err := errors.Join(ctx.Err(), err, <-asked); err != nil {
 		return fmt.Errorf("the times and attributes of its files: %w", err)
 	}
-	return i.d.call(ctx, id, "containerManager.WaitPID", map[string]any{"PID": pid, "CID": string(id)}, nil, nil, nil)
+	_, err = i.d.waitInside(ctx, id, pid)
+	return err
 }
 
 // take reads the answers about u's files.

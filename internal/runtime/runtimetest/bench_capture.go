@@ -67,11 +67,12 @@ func BenchCapture(b *testing.B, f Factory, mib string, n int) {
 			clear(took) // the first warms up
 		}
 		dir := filepath.Join(b.TempDir(), "capture")
-		ready := make([]sandbox.Prepared, n)
+		ready, specs := make([]sandbox.Prepared, n), make([]sandbox.Spec, n)
 		t := time.Now()
 		for k := range ready {
 			var err error
-			ready[k], err = p.Prepare(b.Context(), e.SpecAt(b, links[k]))
+			specs[k] = e.SpecAt(b, links[k])
+			ready[k], err = p.Prepare(b.Context(), specs[k])
 			check(err)
 			lap("prepare", &t)
 		}
@@ -91,7 +92,7 @@ func BenchCapture(b *testing.B, f Factory, mib string, n int) {
 		for k := range ready {
 			all.Go(func() {
 				t := t
-				if made[k], errs[k] = ready[k].Restore(b.Context(), dir); errs[k] != nil {
+				if made[k], errs[k] = ready[k].Restore(b.Context(), dir, specs[k].Hostname); errs[k] != nil {
 					return
 				}
 				lap("restore", &t)

@@ -537,12 +537,21 @@ func testPrepared(t *testing.T, e *Env) {
 		t.Error(err)
 	}
 	dir := checkpoint(t, e, i)
-	j, err := ready.Restore(t.Context(), dir)
+	j, err := ready.Restore(t.Context(), dir, "another-name")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := Sh(t, j, "cat /tmp/f"); got != "kept" {
+	if got := Sh(t, j, "cat /tmp/f; hostname"); got != "kept\nanother-name" {
 		t.Error(got)
+	}
+	// What comes of it has a name of its own, too.
+	spec2 := e.Spec(t)
+	k := restore(t, e, checkpoint(t, e, j), spec2)
+	if got := Sh(t, k, "hostname"); got != spec2.Hostname {
+		t.Errorf("a copy's hostname is %s, and should be %s", got, spec2.Hostname)
+	}
+	if err := k.Kill(t.Context()); err != nil {
+		t.Error(err)
 	}
 	next, err := e.Reopen(t).Adopt(t.Context(), spec)
 	if err != nil {
@@ -559,7 +568,7 @@ func testPrepared(t *testing.T, e *Env) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bad.Restore(t.Context(), filepath.Join(dir, "nowhere")); sandbox.CodeOf(err) != sandbox.CodeCorruptCapture {
+	if _, err := bad.Restore(t.Context(), filepath.Join(dir, "nowhere"), "another"); sandbox.CodeOf(err) != sandbox.CodeCorruptCapture {
 		t.Errorf("restore of nothing = %v", err)
 	}
 	if ids, err := e.Driver.List(t.Context()); err != nil || len(ids) != 1 {
