@@ -321,6 +321,9 @@ func (m *Manager) wake(ctx context.Context, l *live) error {
 			m.log.ErrorContext(ctx, "remove what was made to wake a sandbox", "sandbox", l.id, "error", e)
 		}
 		m.ledger.release(l.id)
+		if ended := l.notEnding(); ended != nil {
+			return ended // it is not its going away that others are to be told of
+		}
 		return describe(orCtx(ctx, "restore the sandbox", err), "sandbox "+string(l.id)+" could not be woken and stays hibernated")
 	}
 	pointWakeDone.Hit()
