@@ -390,6 +390,8 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 func (m *Manager) tellRestored(ctx context.Context, l *live, token string, req agentclient.RestoredRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, initTimeout)
 	defer cancel()
+	ctx, stop := whileRuns(ctx, l.instance())
+	defer stop()
 	agent := agentclient.New(l.dialer(), token)
 	defer agent.Close()
 	return orNil(ctx, "give the sandbox its identity", agent.Restored(ctx, req))
