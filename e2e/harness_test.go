@@ -374,7 +374,7 @@ func (l *lab) each(t *testing.T, f func(t *testing.T, runtime string)) {
 // create makes a sandbox of "tiny", which ends with t at the latest.
 func (l *lab) create(t *testing.T, r wire.CreateSandbox) wire.Sandbox {
 	t.Helper()
-	if r.Template == "" {
+	if r.Template == "" && r.Snapshot == "" {
 		r.Template = "tiny"
 	}
 	if r.Resources.MemoryMiB == 0 {

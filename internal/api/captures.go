@@ -79,14 +79,15 @@ func (a *API) registerCaptures() {
 
 func (a *API) createSnapshot(ctx context.Context, in *struct {
 	ByID
-	Body wire.CreateSnapshot
+	Body *wire.CreateSnapshot // all of it has defaults
 }) (*body[wire.Snapshot], error) {
 	id, err := sandbox.ParseID(in.ID)
 	if err != nil {
 		return nil, err
 	}
+	r := orZero(in.Body)
 	s, err := a.back.Snapshot(ctx, tenantOf(ctx), id, manager.SnapshotRequest{
-		Name: in.Body.Name, Kind: in.Body.Kind, Metadata: in.Body.Metadata,
+		Name: r.Name, Kind: r.Kind, Metadata: r.Metadata,
 	})
 	if err != nil {
 		return nil, err
@@ -96,24 +97,25 @@ func (a *API) createSnapshot(ctx context.Context, in *struct {
 
 func (a *API) fork(ctx context.Context, in *struct {
 	ByID
-	Body wire.Fork
+	Body *wire.Fork // all of it has defaults
 }) (*body[wire.ForkList], error) {
 	id, err := sandbox.ParseID(in.ID)
 	if err != nil {
 		return nil, err
 	}
-	timeout, err := seconds(in.Body.Timeout)
+	r := orZero(in.Body)
+	timeout, err := seconds(r.Timeout)
 	if err != nil {
 		return nil, err
 	}
 	results, err := a.back.Fork(ctx, tenantOf(ctx), id, manager.ForkRequest{
-		Count: max(in.Body.Count, 1), Kind: in.Body.Kind, Env: in.Body.Env, Metadata: in.Body.Metadata, Timeout: timeout,
+		Count: max(r.Count, 1), Kind: r.Kind, Env: r.Env, Metadata: r.Metadata, Timeout: timeout,
 	})
 	if err != nil {
 		return nil, err
 	}
 	a.metrics.forked(results)
-	out := wire.ForkList{Kind: in.Body.Kind, Forks: make([]wire.ForkResult, 0, len(results))}
+	out := wire.ForkList{Kind: r.Kind, Forks: make([]wire.ForkResult, 0, len(results))}
 	for _, r := range results {
 		if r.Err != nil {
 			// As any other error's answer: faults of ours are logged, not told.
@@ -130,6 +132,14 @@ func (a *API) fork(ctx context.Context, in *struct {
 		out.Forks = append(out.Forks, wire.ForkResult{Sandbox: &sb})
 	}
 	return &body[wire.ForkList]{out}, nil
+}
+
+// orZero gives what p points to: of a body that was left out, nothing is set.
+func orZero[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
 }
 
 type listSnapshotsInput struct {

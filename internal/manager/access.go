@@ -159,8 +159,9 @@ func (m *Manager) Dial(ctx context.Context, tenant string, id sandbox.ID, port i
 	return agent.DialPort(ctx, port)
 }
 
-// SetNetwork changes what a running sandbox may reach. Connections that the
-// new policy forbids are cut where the network can.
+// SetNetwork changes what a sandbox that runs or is suspended may reach;
+// connections that the new policy forbids are cut where the network can. For a
+// hibernated one it is what it may reach when it wakes: it wakes none.
 func (m *Manager) SetNetwork(ctx context.Context, tenant string, id sandbox.ID, p sandbox.NetworkPolicy) error {
 	if p.Mode == "" {
 		p.Mode = sandbox.NetworkEgress
@@ -168,18 +169,26 @@ func (m *Manager) SetNetwork(ctx context.Context, tenant string, id sandbox.ID, 
 	if err := network.Validate(p); err != nil {
 		return err
 	}
-	l, err := m.running(ctx, tenant, id)
+	l, err := m.of(ctx, tenant, id)
 	if err != nil {
+		return err
+	}
+	// Before the turn, too: a create has it for long.
+	if err := l.mustBeMade(); err != nil {
 		return err
 	}
 	if err := l.take(ctx); err != nil {
 		return err
 	}
 	defer l.give()
-	if err := l.mustRun(); err != nil {
+	if err := l.mustBeMade(); err != nil {
 		return err
 	}
-	before := l.record().Network
+	rec := l.record()
+	if rec.State == sandbox.Hibernated {
+		return m.update(ctx, l, func(r *store.Record) { r.Network = p })
+	}
+	before := rec.Network
 	// Recorded first: a daemon that starts after a crash asserts what is on
 	// record.
 	if err := m.update(ctx, l, func(r *store.Record) { r.Network = p }); err != nil {

@@ -343,6 +343,9 @@ func (m *Manager) wake(ctx context.Context, l *live) error {
 			m.log.ErrorContext(ctx, "remove what was made to wake a sandbox", "sandbox", l.id, "error", e)
 		}
 		m.ledger.release(l.id)
+		if ended := l.notEnding(); ended != nil {
+			return ended // it is not its going away that others are to be told of
+		}
 		return describe(orCtx(ctx, "restore the sandbox", err), "sandbox "+string(l.id)+" could not be woken and stays hibernated")
 	}
 	pointWakeDone.Hit()
@@ -437,6 +440,8 @@ func (m *Manager) revive(ctx context.Context, l *live, rt sandbox.Runtime, captu
 func (m *Manager) tellRestored(ctx context.Context, l *live, token string, req agentclient.RestoredRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, initTimeout)
 	defer cancel()
+	ctx, stop := whileRuns(ctx, l.instance())
+	defer stop()
 	agent := agentclient.New(l.dialer(), token)
 	defer agent.Close()
 	return orNil(ctx, "give the sandbox its identity", agent.Restored(ctx, req))

@@ -211,6 +211,17 @@ func (l *live) mustRun() error {
 	return l.mustRunLocked()
 }
 
+// mustBeMade is nil if l runs, is suspended or hibernated, and nobody asked for
+// its end.
+func (l *live) mustBeMade() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.rec.State; l.ending == nil && (s == sandbox.Suspended || s == sandbox.Hibernated) {
+		return nil
+	}
+	return l.mustRunLocked()
+}
+
 func (l *live) mustRunLocked() error {
 	switch {
 	case l.ending != nil:

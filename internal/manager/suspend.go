@@ -183,11 +183,27 @@ func (m *Manager) freeze(ctx context.Context, l *live) (thaw func(), err error) 
 	}
 	short, cancel := context.WithTimeout(ctx, freezeTimeout)
 	defer cancel()
+	short, stop := whileRuns(short, inst)
+	defer stop()
 	if err := agent.Freeze(short); err != nil {
 		thaw()
-		return thaw, orCtx(ctx, "stop the sandbox's commands", err)
+		return thaw, orCtx(short, "stop the sandbox's commands", err)
 	}
 	return thaw, nil
+}
+
+var errInstanceEnded = sandbox.Errorf(sandbox.CodeUnavailable, "the sandbox ended meanwhile: `warren inspect` tells why")
+
+// whileRuns gives a context that ends with ctx, and when inst has ended: who
+// waits for its answer would not learn it by the network.
+func whileRuns(ctx context.Context, inst sandbox.Instance) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		if _, err := inst.Wait(ctx); err == nil {
+			cancel(errInstanceEnded)
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // unpause lets requests go on. l.mu is held.
@@ -210,7 +226,13 @@ func (m *Manager) thaw(ctx context.Context, l *live) {
 	once := func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, thawTimeout)
 		defer cancel()
-		return agent.Thaw(ctx)
+		ctx, stop := whileRuns(ctx, inst)
+		defer stop()
+		err := agent.Thaw(ctx)
+		if err != nil && context.Cause(ctx) == errInstanceEnded {
+			return nil // there is nothing to thaw
+		}
+		return err
 	}
 	err := once(context.WithoutCancel(ctx))
 	if err == nil {

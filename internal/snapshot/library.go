@@ -348,6 +348,9 @@ func orCtx(ctx context.Context, err error) error {
 }
 
 func corrupt(id string, err error) error {
+	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+		return sandbox.Errorf(sandbox.CodeUnsupported, "the capture %s cannot be used: %w", id, err).With("capture", id)
+	}
 	return sandbox.Errorf(sandbox.CodeCorruptCapture, "the capture %s cannot be used, its files are not what was written: %w: restore them from a backup, or remove what was made of it", id, err).
 		With("capture", id)
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -119,7 +121,7 @@ func (s *Sum) UnmarshalText(text []byte) error {
 }
 
 // ParseManifest reads a manifest and checks that it is one of this format. It
-// does not look at any file.
+// does not look at any file. CodeUnsupported: it is of another format.
 func ParseManifest(data []byte) (Manifest, error) {
 	var m Manifest
 	if err := json.Unmarshal(data, &m); err != nil {
@@ -127,7 +129,7 @@ func ParseManifest(data []byte) (Manifest, error) {
 	}
 	switch {
 	case m.Version != manifestVersion:
-		return m, fmt.Errorf("its format is %d, this build knows %d", m.Version, manifestVersion)
+		return m, sandbox.Errorf(sandbox.CodeUnsupported, "its format is %d, and this build reads %d: run the Warren that took it, or take it anew from a sandbox that runs", m.Version, manifestVersion)
 	case !sandbox.IsSnapshotID(m.ID):
 		return m, fmt.Errorf("its id is %.40q", m.ID)
 	case m.Kind != sandbox.SnapshotDisk && m.Kind != sandbox.SnapshotFull:
@@ -156,11 +158,16 @@ func ParseManifest(data []byte) (Manifest, error) {
 
 // readManifest reads the manifest file at path.
 func readManifest(path string) (Manifest, error) {
-	f, err := os.Open(path)
+	// As what is there now may not be what was written: no link is followed, and
+	// no pipe waited for.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return Manifest{}, err
 	}
 	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return Manifest{}, errors.Join(err, errors.New("its manifest is no regular file"))
+	}
 	data, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
 	if err != nil {
 		return Manifest{}, err

@@ -182,22 +182,38 @@ func layerNames(layers []string) []string {
 	return names
 }
 
-// readCapture reads what a capture can be restored in, and checks it against
-// this host and build.
-func (d *Driver) readCapture(dir string) (*capture, error) {
-	corrupt := func(err error) error {
-		return sandbox.Errorf(sandbox.CodeCorruptCapture, "the capture is not whole: %w: make a new one", err)
-	}
-	data, err := os.ReadFile(filepath.Join(dir, captureName))
-	if err != nil {
-		return nil, corrupt(err)
-	}
+func corrupt(err error) error {
+	return sandbox.Errorf(sandbox.CodeCorruptCapture, "the capture is not whole: %w: make a new one", err)
+}
+
+// parseCapture reads what describe wrote.
+func parseCapture(data []byte) (*capture, error) {
 	c := new(capture)
 	if err := json.Unmarshal(data, c); err != nil {
 		return nil, corrupt(fmt.Errorf("%s: %w", captureName, err))
 	}
 	if c.Spec == nil || c.Spec.Process == nil || c.Spec.Linux == nil || c.Spec.Root == nil || c.Agent == "" {
 		return nil, corrupt(fmt.Errorf("%s lacks the sandbox's specification", captureName))
+	}
+	return c, nil
+}
+
+// isBind tells whether a mount shows something of the host's: its type says so,
+// or its options do, whatever the type.
+func isBind(m specs.Mount) bool {
+	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+}
+
+// readCapture reads what a capture can be restored in, and checks it against
+// this host and build.
+func (d *Driver) readCapture(dir string) (*capture, error) {
+	data, err := os.ReadFile(filepath.Join(dir, captureName))
+	if err != nil {
+		return nil, corrupt(err)
+	}
+	c, err := parseCapture(data)
+	if err != nil {
+		return nil, err
 	}
 	if _, err := os.Stat(filepath.Join(dir, stateName)); err != nil {
 		return nil, corrupt(err)
@@ -251,6 +267,7 @@ func (c *capture) adapt(fresh *specs.Spec) (*specs.Spec, error) {
 	root := *c.Spec.Root
 	root.Path = fresh.Root.Path
 	out.Root = &root
+	out.Hooks = fresh.Hooks // they run on the host
 	linux := *c.Spec.Linux
 	linux.CgroupsPath, linux.Resources = fresh.Linux.CgroupsPath, fresh.Linux.Resources
 	if !slices.EqualFunc(linux.Namespaces, fresh.Linux.Namespaces, func(a, b specs.LinuxNamespace) bool { return a.Type == b.Type }) {
@@ -261,10 +278,10 @@ func (c *capture) adapt(fresh *specs.Spec) (*specs.Spec, error) {
 	out.Mounts = slices.Clone(c.Spec.Mounts)
 	for n := range out.Mounts {
 		m := &out.Mounts[n]
-		if m.Type != "bind" {
+		if !isBind(*m) {
 			continue
 		}
-		at := slices.IndexFunc(fresh.Mounts, func(f specs.Mount) bool { return f.Type == "bind" && f.Destination == m.Destination })
+		at := slices.IndexFunc(fresh.Mounts, func(f specs.Mount) bool { return isBind(f) && f.Destination == m.Destination })
 		if at < 0 {
 			return no("the capture's sandbox has %s mounted, which this build of Warren does not mount", m.Destination)
 		}

@@ -246,6 +246,10 @@ func (e *Engine) startError(ctx context.Context, spec sandbox.Spec, binary strin
 		return sandbox.Errorf(code, "start sandbox %s: %w", spec.ID, ctx.Err())
 	}
 	code := sandbox.CodeInternal
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signaled() {
+		code = sandbox.CodeUnavailable // somebody killed it: it is no fault of the sandbox's
+	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		code = sandbox.CodeDiskFull
 	}
