@@ -126,13 +126,17 @@ func (m *Manager) claimMember(ctx context.Context, l *live, p plan) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		return ctxError(ctx, "claim the sandbox")
+	}
 	now := m.now()
 	next.StartedAt = now
 	if p.lifetime > 0 {
 		next.ExpiresAt = now.Add(p.lifetime)
 	}
 	events := append(m.stateEvents(next, "", sandbox.Creating), m.stateEvents(next, sandbox.Creating, sandbox.Running)...)
-	if err := m.update(ctx, l, func(r *store.Record) { *r = next }, events...); err != nil {
+	// Done or not, and nothing between: a client that goes away now has it.
+	if err := m.update(context.WithoutCancel(ctx), l, func(r *store.Record) { *r = next }, events...); err != nil {
 		return err
 	}
 	pointClaimDone.Hit()
