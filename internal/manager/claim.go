@@ -117,7 +117,9 @@ func (m *Manager) claimMember(ctx context.Context, l *live, p plan) error {
 	group.Go(func() error {
 		id := m.identity(next, p.env)
 		id.Hostname, id.Nameservers = "", nil // it has them: they are files to write
-		if err := initAgent(both, agent, id); err != nil {
+		short, cancel := context.WithTimeout(both, initTimeout)
+		defer cancel()
+		if err := agent.Init(short, id); err != nil {
 			return orCtx(ctx, "give the sandbox its environment", err)
 		}
 		pointClaimInit.Hit()

@@ -311,7 +311,7 @@ func (m *Manager) boot(ctx context.Context, l *live, p plan) error {
 	}
 	agent := l.setInstance(m, inst)
 	pointCreateStarted.Hit()
-	if err := initAgent(ctx, agent, m.identity(l.record(), p.env)); err != nil {
+	if err := m.initAgent(ctx, agent, l.record(), p); err != nil {
 		return orCtx(ctx, "give the sandbox its identity", err)
 	}
 	pointCreateInit.Hit()
@@ -347,10 +347,10 @@ func (m *Manager) restore(ctx context.Context, l *live, p plan) error {
 	return nil
 }
 
-func initAgent(ctx context.Context, agent *agentclient.Client, id agentclient.InitRequest) error {
+func (m *Manager) initAgent(ctx context.Context, agent *agentclient.Client, rec store.Record, p plan) error {
 	ctx, cancel := context.WithTimeout(ctx, initTimeout)
 	defer cancel()
-	return agent.Init(ctx, id)
+	return agent.Init(ctx, m.identity(rec, p.env))
 }
 
 // identity is what the agent of rec is told of it.
