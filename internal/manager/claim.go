@@ -117,7 +117,9 @@ func (m *Manager) claimMember(ctx context.Context, l *live, p plan) error {
 	group.Go(func() error {
 		id := m.identity(next, p.env)
 		id.Hostname, id.Nameservers = "", nil // it has them: they are files to write
-		if err := initAgent(both, agent, id); err != nil {
+		short, cancel := context.WithTimeout(both, initTimeout)
+		defer cancel()
+		if err := agent.Init(short, id); err != nil {
 			return orCtx(ctx, "give the sandbox its environment", err)
 		}
 		pointClaimInit.Hit()
@@ -126,13 +128,17 @@ func (m *Manager) claimMember(ctx context.Context, l *live, p plan) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		return ctxError(ctx, "claim the sandbox")
+	}
 	now := m.now()
 	next.StartedAt = now
 	if p.lifetime > 0 {
 		next.ExpiresAt = now.Add(p.lifetime)
 	}
 	events := append(m.stateEvents(next, "", sandbox.Creating), m.stateEvents(next, sandbox.Creating, sandbox.Running)...)
-	if err := m.update(ctx, l, func(r *store.Record) { *r = next }, events...); err != nil {
+	// Done or not, and nothing between: a client that goes away now has it.
+	if err := m.update(context.WithoutCancel(ctx), l, func(r *store.Record) { *r = next }, events...); err != nil {
 		return err
 	}
 	pointClaimDone.Hit()

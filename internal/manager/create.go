@@ -331,9 +331,7 @@ func (m *Manager) boot(ctx context.Context, l *live, p plan) error {
 	}
 	agent := l.setInstance(m, inst)
 	pointCreateStarted.Hit()
-	id := m.identity(l.record(), p.env)
-	id.Copied = p.from != nil
-	if err := initAgent(ctx, agent, id); err != nil {
+	if err := m.initAgent(ctx, agent, l.record(), p); err != nil {
 		return orCtx(ctx, "give the sandbox its identity", err)
 	}
 	pointCreateInit.Hit()
@@ -365,10 +363,12 @@ func (m *Manager) restore(ctx context.Context, l *live, p plan) error {
 	return nil
 }
 
-func initAgent(ctx context.Context, agent *agentclient.Client, id agentclient.InitRequest) error {
+func (m *Manager) initAgent(ctx context.Context, agent *agentclient.Client, rec store.Record, p plan) error {
 	ctx, cancel := context.WithTimeout(ctx, initTimeout)
 	defer cancel()
-	return agent.Init(ctx, id)
+	req := m.identity(rec, p.env)
+	req.Copied = p.from != nil
+	return agent.Init(ctx, req)
 }
 
 // identity is what the agent of rec is told of it.

@@ -162,7 +162,9 @@ func (m *Manager) SetPool(ctx context.Context, tenant string, r PoolRequest) (Po
 	if rec, err = m.store.GetPool(ctx, rec.ID); err != nil {
 		return Pool{}, err
 	}
-	return m.describePool(rec), nil
+	out := m.describePool(rec)
+	out.TemplateID, out.Resources = p.rec.TemplateID, p.rec.Resources // the pool may not have looked yet
+	return out, nil
 }
 
 func (p *pools) lock(ctx context.Context) error {
