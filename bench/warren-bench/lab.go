@@ -22,6 +22,7 @@ type options struct {
 	bin, state, template string
 	runtimes             []string
 	n                    int
+	serve                []string // more of the daemon's arguments
 }
 
 // lab is a daemon to measure, and a client of it.
@@ -50,10 +51,10 @@ func newLab(ctx context.Context, o options) (*lab, error) {
 	}
 	// A socket's path has little room, so it is not below the state directory.
 	socket := filepath.Join("/run/warren", "bench-"+l.instance+".sock")
-	if l.log, err = os.Create(filepath.Join(o.state, "daemon.log")); err != nil {
+	if l.log, err = os.Create(o.state + ".log"); err != nil {
 		return nil, err
 	}
-	l.daemon = exec.Command(filepath.Join(o.bin, "warren"), "serve", "--state", o.state, "--socket", socket, "--listen", "none")
+	l.daemon = exec.Command(filepath.Join(o.bin, "warren"), append([]string{"serve", "--state", o.state, "--socket", socket, "--listen", "none"}, o.serve...)...)
 	l.daemon.Stdout, l.daemon.Stderr = l.log, l.log
 	l.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt is the bench's, which then stops the daemon
 	if err := l.daemon.Start(); err != nil {

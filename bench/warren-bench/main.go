@@ -33,6 +33,7 @@ var benchmarks = []benchmark{
 	{"density", "many idle sandboxes at once: memory of each, and of the daemon", density},
 	{"creates", "sequential, staggered and burst creates", creates},
 	{"captures", "live forks, hibernation and waking on gVisor, beside runsc's own commands", captures},
+	{"diskcost", "what forks take of the disk, with and without reflinks", diskCost},
 }
 
 func main() {

@@ -98,6 +98,36 @@ func TestStateFS(t *testing.T) {
 		}
 	}
 
+	// Copies with memory share what they have not changed, soon after the fork.
+	s.killAll(t)
+	id := s.create(t, wire.CreateSandbox{Runtime: "gvisor"}).ID
+	const sum = "busybox md5sum /root/bulk"
+	old, err := s.run(id, "dd if=/dev/urandom of=/root/bulk bs=1M count=100 2>/dev/null; "+sum)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.used(t)
+	forks, err := s.client.Fork(t.Context(), id, wire.Fork{Count: 2, Kind: sandbox.SnapshotFull})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cost := s.used(t) - before
+	for end := time.Now().Add(time.Minute); cost > 40<<20 && time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		cost = s.used(t) - before
+	}
+	if cost > 40<<20 {
+		t.Errorf("two copies of a sandbox with 100 MiB on its disk cost %d MiB", cost>>20)
+	}
+	for _, f := range forks.Forks {
+		if f.Error != nil {
+			t.Fatal(f.Error.Err())
+		}
+		if now, err := s.run(f.Sandbox.ID, sum); err != nil || now != old {
+			t.Errorf("the copy has %q, not %q (%v)", now, old, err)
+		}
+	}
+	s.killAll(t)
+
 	// The daemon is killed: the mount is found again, and what ran runs on.
 	counted := s.create(t, wire.CreateSandbox{Runtime: "container"}).ID
 	s.counter(t, counted)
@@ -139,11 +169,7 @@ func TestStateFS(t *testing.T) {
 		}
 	}
 	s.d.terminate(t)
-	gone := s.loops(t)
-	for end := time.Now().Add(10 * time.Second); gone != nil && time.Now().Before(end); gone = s.loops(t) {
-		time.Sleep(20 * time.Millisecond) // the device goes a moment after the mount
-	}
-	if gone != nil || statefs.Mounted(s.cfg.State) {
+	if gone := s.loops(t); gone != nil || statefs.Mounted(s.cfg.State) {
 		t.Errorf("after a clean stop without sandboxes there are %v", gone)
 	}
 	var st unix.Stat_t

@@ -55,6 +55,7 @@ func (m *Manager) Fork(ctx context.Context, tenant string, id sandbox.ID, r Fork
 		})
 	}
 	group.Wait()
+	m.shareDisks(source.ID, n, results)
 	return results, nil
 }
 

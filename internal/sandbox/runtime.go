@@ -120,6 +120,19 @@ type DiskCapturer interface {
 	CaptureDisk(ctx context.Context, dir string) error
 }
 
+// DiskSharer is an Instance that came of a full capture, or was the source of
+// one, and whose changes to its root filesystem are a copy of its own. The calls
+// have equal blocks kept once where the filesystem can do that, and else do
+// nothing; what the sandboxes see never changes. They take as long as reading
+// the disk.
+type DiskSharer interface {
+	// ShareDisk shares with an instance of the same runtime that came of the
+	// same capture, or was its source.
+	ShareDisk(ctx context.Context, from Instance) error
+	// ShareCapture has the capture in dir share with the instance.
+	ShareCapture(ctx context.Context, dir string) error
+}
+
 // OOMWatcher is an Instance that outlives the kernel's OOM kill of a command
 // inside it. WatchOOM calls f with the total count after each kill, until ctx
 // is done or the sandbox ends, and returns then.

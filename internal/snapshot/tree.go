@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // entry is one file of a data directory as it is on the disk now.
@@ -110,20 +112,40 @@ func sumFile(ctx context.Context, root *os.Root, path string, buf []byte) (Sum, 
 		return 0, err
 	}
 	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
 	var crc uint32
-	for {
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-		n, err := f.Read(buf)
-		crc = crc32.Update(crc, castagnoli, buf[:n])
-		if errors.Is(err, io.EOF) {
-			return Sum(crc), nil
+	for at, size := int64(0), st.Size(); at < size; {
+		start, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			start, err = size, nil // a hole to the end
 		}
 		if err != nil {
 			return 0, err
 		}
+		crc = zeros(crc, min(start, size)-at)
+		if start >= size {
+			break
+		}
+		end, err := f.Seek(start, unix.SEEK_HOLE)
+		if err != nil {
+			return 0, err
+		}
+		for end, at = min(end, size), start; at < end; {
+			if err := ctx.Err(); err != nil {
+				return 0, err
+			}
+			n, err := f.ReadAt(buf[:min(int64(len(buf)), end-at)], at)
+			crc = crc32.Update(crc, castagnoli, buf[:n])
+			at += int64(n)
+			if err != nil && (n == 0 || !errors.Is(err, io.EOF)) {
+				return 0, err
+			}
+		}
 	}
+	return Sum(crc), nil
 }
 
 // compare tells the first way in which have differs from what m lists. Sums

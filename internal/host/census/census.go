@@ -361,8 +361,13 @@ func dirs(w Where) ([]Item, error) {
 
 // loops are the loop devices of the state directory's image (statefs).
 func loops(w Where) ([]Item, error) {
+	image := statefs.Image(w.State)
+	devices := statefs.Devices(image)
+	if !statefs.Mounted(w.State) {
+		devices = statefs.Leaked(image)
+	}
 	var all []Item
-	for _, dev := range statefs.Devices(statefs.Image(w.State)) {
+	for _, dev := range devices {
 		all = append(all, Item{Kind: Loop, Name: dev, Shared: true})
 	}
 	return all, nil

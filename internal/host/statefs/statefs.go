@@ -21,7 +21,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -40,10 +39,6 @@ const (
 	// defaultSize is the most that an image gets without being asked for.
 	defaultSize = 64 << 30
 )
-
-// fitrim is FITRIM (linux/fs.h): _IOWR('X', 121, struct fstrim_range), the same
-// on amd64 and arm64.
-const fitrim = 0xc0185879
 
 // The fault points of the mount.
 var (
@@ -257,12 +252,6 @@ func (f *FS) mount(image string) (string, error) {
 	if err := os.Chmod(f.state, 0o700); err != nil {
 		return no(errors.Join(err, unix.Unmount(f.state, 0)))
 	}
-	// What was freed while the disk of the image did not take it.
-	if dir, err := os.Open(f.state); err == nil {
-		all := [3]uint64{0, 1<<64 - 1, 1 << 20} // struct fstrim_range (linux/fs.h)
-		unix.Syscall(unix.SYS_IOCTL, dir.Fd(), fitrim, uintptr(unsafe.Pointer(&all)))
-		dir.Close()
-	}
 	return dev, nil
 }
 
@@ -327,6 +316,20 @@ func attached(image string) (string, *os.File) {
 		}
 	}
 	return "", nil
+}
+
+// Leaked are the loop devices of an image that would stay for ever: those that
+// do not go with their last user. One that does can outlive the mount in a copy
+// that another process's mount namespace has of it, and goes with that.
+func Leaked(image string) []string {
+	var all []string
+	for _, dev := range Devices(image) {
+		flag, err := os.ReadFile("/sys/block/" + filepath.Base(dev) + "/loop/autoclear")
+		if err == nil && strings.TrimSpace(string(flag)) == "0" {
+			all = append(all, dev)
+		}
+	}
+	return all
 }
 
 // Devices are the loop devices of an image, by its name.

@@ -55,6 +55,7 @@ var (
 	_ sandbox.Suspender    = (*Instance)(nil)
 	_ sandbox.Checkpointer = (*Instance)(nil)
 	_ sandbox.DiskCapturer = (*Instance)(nil)
+	_ sandbox.DiskSharer   = (*Instance)(nil)
 	_ sandbox.OOMWatcher   = (*Instance)(nil)
 )
 

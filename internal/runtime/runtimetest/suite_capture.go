@@ -63,6 +63,15 @@ name"; mkdir /opt/again && rm -r /opt/again && mkdir /opt/again
 	if _, err := os.Lstat(filepath.Join(dir, ".warren")); err == nil {
 		t.Error("the capture has Warren's own mount point")
 	}
+	small := t.TempDir()
+	Run(t, "mount", "-t", "tmpfs", "-o", "size=1m", "small", small)
+	t.Cleanup(func() { Run(t, "umount", small) })
+	if err := c.CaptureDisk(t.Context(), filepath.Join(small, "c")); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+		t.Errorf("a capture that does not fit: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(small, "c")); err == nil {
+		t.Error("a capture that does not fit left its directory")
+	}
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	part := filepath.Join(t.TempDir(), "part")
@@ -107,6 +116,20 @@ name"; mkdir /opt/again && rm -r /opt/again && mkdir /opt/again
 	if d := cmp.Diff(third, seen(t, e.Create(t, last))); d != "" {
 		t.Errorf("on the capture of a capture the files are others (-before +after):\n%s", d)
 	}
+
+	// A file larger than the sandbox's memory, and a hole larger than the disk.
+	Sh(t, j, "dd if=/dev/urandom of=/large bs=1M count=300 2>/dev/null; dd if=/dev/null of=/huge bs=1M count=0 seek=1048576 2>/dev/null")
+	large := filepath.Join(t.TempDir(), "large")
+	if err := j.(sandbox.DiskCapturer).CaptureDisk(t.Context(), large); err != nil {
+		t.Fatal(err)
+	}
+	for name, size := range map[string]int64{"large": 300 << 20, "huge": 1 << 40} {
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(large, name), &st); err != nil || st.Size != size || st.Blocks*512 > 301<<20 {
+			t.Errorf("%s has %d bytes in %d blocks, %v", name, st.Size, st.Blocks, err)
+		}
+	}
+	Sh(t, j, "true")
 
 	// A suspended one is captured and stays suspended.
 	if s, ok := i.(sandbox.Suspender); ok {
