@@ -98,6 +98,9 @@ func (i *Instance) checkpoint(ctx context.Context, dir string, o sandbox.Checkpo
 	if err != nil {
 		return runError(ctx, "capture", spec.ID, err, "")
 	}
+	if o.Written != nil {
+		o.Written()
+	}
 	if !o.LeaveRunning {
 		return i.end(ctx)
 	}
@@ -109,6 +112,7 @@ func (i *Instance) checkpoint(ctx context.Context, dir string, o sandbox.Checkpo
 func (i *Instance) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goneWithin)
 	defer cancel()
+	i.Ending()
 	if err := i.d.killAll(ctx, i.Spec().ID); err == nil {
 		select {
 		case <-i.Done():

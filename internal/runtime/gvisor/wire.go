@@ -98,17 +98,22 @@ func wire(l sandbox.Link) (args networkArgs, device *os.File, err error) {
 		if err != nil {
 			return fmt.Errorf("link %s: %w", l.Device, err)
 		}
-		have, err := h.AddrList(dev, netlink.FAMILY_V4)
+		if err := h.LinkSetUp(dev); err != nil {
+			return fmt.Errorf("link %s up: %w", l.Device, err)
+		}
+		// Those of IPv6 are the kernel's own, where the host has it.
+		have, err := h.AddrList(dev, netlink.FAMILY_ALL)
 		if err != nil {
 			return fmt.Errorf("addresses of %s: %w", l.Device, err)
 		}
+		var v6 []net.IPNet
 		for _, a := range have {
+			if a.IP.To4() == nil {
+				v6 = append(v6, *a.IPNet)
+			}
 			if err := h.AddrDel(dev, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 				return fmt.Errorf("take %s off %s: %w", a.IPNet, l.Device, err)
 			}
-		}
-		if err := h.LinkSetUp(dev); err != nil {
-			return fmt.Errorf("link %s up: %w", l.Device, err)
 		}
 		var gso uint32
 		if device, gso, err = packetSocket(dev); err != nil {
@@ -122,6 +127,11 @@ func wire(l sandbox.Link) (args networkArgs, device *os.File, err error) {
 			Routes:            []route{{Destination: net.IPNet{IP: ip.Mask(mask), Mask: mask}}},
 			GSOMaxSize:        gso,
 			RXChecksumOffload: true, QDisc: qdiscFIFO, NumChannels: 1,
+		}
+		for _, a := range v6 {
+			ones, _ := a.Mask.Size()
+			link.Addresses = append(link.Addresses, prefix{a.IP, ones})
+			link.Routes = append(link.Routes, route{Destination: net.IPNet{IP: a.IP.Mask(a.Mask), Mask: a.Mask}})
 		}
 		if gso == 0 {
 			link.GSOMaxSize, link.GVisorGSOEnabled = softGSO, true

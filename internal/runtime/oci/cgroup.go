@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -85,8 +86,8 @@ func (g *Cgroup) procs() ([]int, error) {
 // when none is left.
 func (g *Cgroup) Kill(ctx context.Context) error {
 	kill := filepath.Join(g.dir("freezer"), "cgroup.kill") // v2, Linux 5.14
-	wait := time.Millisecond
-	for {
+	signaled := map[int]bool{}
+	for start := time.Now(); ; {
 		pids, err := g.procs()
 		if err != nil {
 			return fmt.Errorf("processes of %s: %w", g.path, err)
@@ -94,13 +95,17 @@ func (g *Cgroup) Kill(ctx context.Context) error {
 		if len(pids) == 0 {
 			return nil
 		}
-		if g.h.mode != host.CgroupV2 || writeFile(kill, "1") != nil {
+		fresh := slices.ContainsFunc(pids, func(pid int) bool { return !signaled[pid] })
+		if time.Since(start) > time.Second { // in case that a pid is a new process's
+			clear(signaled)
+		}
+		if fresh && (g.h.mode != host.CgroupV2 || writeFile(kill, "1") != nil) {
 			// Frozen, no process forks away between the list and its signal.
 			// A signal to a frozen process of v1 waits for the thaw.
 			g.setFrozen(true)
 			if pids, err = g.procs(); err == nil {
 				for _, pid := range pids {
-					unix.Kill(pid, unix.SIGKILL)
+					signaled[pid] = unix.Kill(pid, unix.SIGKILL) == nil
 				}
 			}
 			g.setFrozen(false)
@@ -108,9 +113,8 @@ func (g *Cgroup) Kill(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%d processes of %s do not end: %w", len(pids), g.path, ctx.Err())
-		case <-time.After(wait):
+		case <-time.After(pollStep(time.Since(start))):
 		}
-		wait = min(wait*2, 50*time.Millisecond)
 	}
 }
 

@@ -192,7 +192,7 @@ func TestProcess(t *testing.T) {
 		}
 	}
 	cmd.Wait()
-	if status, known := p.exitStatus(); known && status.ExitStatus() != 3 {
+	if status, known := p.exitStatus(true); known && status.ExitStatus() != 3 {
 		t.Errorf("exit status = %d, want 3", status.ExitStatus())
 	}
 	if _, err := openProcess(p.PID, p.Start); !errors.Is(err, errGone) {

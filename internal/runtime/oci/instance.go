@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,8 @@ type Instance struct {
 
 	watch context.CancelFunc // stops the watcher
 	ended chan struct{}      // closed when the first process has ended or the watcher was stopped
+
+	ending atomic.Bool // by this daemon: nobody asks why
 
 	mu   sync.Mutex
 	exit sandbox.Exit
@@ -88,7 +91,7 @@ func (i *Instance) watcher(ctx context.Context) {
 		exit.Detail = "it was let go of before it ended"
 	} else {
 		kills, _ := i.grp.OOMKills()
-		status, known := i.proc.exitStatus()
+		status, known := i.proc.exitStatus(!i.ending.Load())
 		exit.Reason, exit.Detail = explain(status, known, kills)
 	}
 	i.mu.Lock()
@@ -189,8 +192,12 @@ func (i *Instance) Wait(ctx context.Context) (sandbox.Exit, error) {
 	}
 }
 
+// Ending says that the sandbox's end, which follows, is the daemon's doing.
+func (i *Instance) Ending() { i.ending.Store(true) }
+
 // Kill implements sandbox.Instance.
 func (i *Instance) Kill(ctx context.Context) error {
+	i.Ending()
 	if err := i.eng.Clean(ctx, i.spec.ID); err != nil {
 		return err
 	}
@@ -231,9 +238,9 @@ func (i *Instance) waitReady(ctx context.Context) error {
 	}
 }
 
-// pollStep is how long to wait before the next look at an agent that did not
-// answer for some time: a sixteenth of that, so that looking adds little to
-// the start of fast and slow ones alike.
+// pollStep is how long to wait before the next look at what did not come
+// about for some time: a sixteenth of that, so that looking adds little to
+// fast and slow ones alike.
 func pollStep(since time.Duration) time.Duration {
 	return min(max(since/16, 500*time.Microsecond), 50*time.Millisecond)
 }

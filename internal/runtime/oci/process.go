@@ -101,8 +101,9 @@ func (p *Process) SpareFromOOM(adj int) error {
 }
 
 // exitStatus is how the process ended, where the kernel tells it to others
-// than the parent (Linux 6.15), and only after the parent took note.
-func (p *Process) exitStatus() (unix.WaitStatus, bool) {
+// than the parent (Linux 6.15), and only after the parent took note: wait is
+// to wait a moment for that.
+func (p *Process) exitStatus(wait bool) (unix.WaitStatus, bool) {
 	raw, err := p.fd.SyscallConn()
 	if err != nil {
 		return 0, false
@@ -119,6 +120,9 @@ func (p *Process) exitStatus() (unix.WaitStatus, bool) {
 		}
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return 0, false // ENOTTY, EINVAL: an older kernel
+		}
+		if !wait {
+			break
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -24,7 +24,7 @@ func BenchCapture(b *testing.B, f Factory, mib string, n int) {
 	if !ok {
 		b.Skip("this runtime prepares nothing")
 	}
-	hold := "dd if=/dev/urandom bs=" + mib + "M count=9999 2>/dev/null | sleep 99999 & sleep 3"
+	hold := "(head -c " + mib + "m /dev/urandom; echo >/tmp/up; sleep 99999) | busybox tail -c " + mib + "m & until test -e /tmp/up; do sleep 0.1; done; sleep 1"
 	if _, _, err := Exec(b.Context(), source, hold); err != nil {
 		b.Fatal(err)
 	}
