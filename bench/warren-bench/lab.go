@@ -25,6 +25,9 @@ type options struct {
 	serve                []string // more of the daemon's arguments
 }
 
+// benchSpares is how many children the largest fork that is measured has.
+const benchSpares = 10
+
 // lab is a daemon to measure, and a client of it.
 type lab struct {
 	options

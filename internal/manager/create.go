@@ -289,7 +289,8 @@ func (m *Manager) admit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, 
 
 // tryAdmit is admit without anybody giving way.
 func (m *Manager) tryAdmit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
-	if used, total := m.cfg.Network.Capacity(); total > 0 && used >= total {
+	moves := m.spares.has(id) // into a spare, and takes its slot
+	if used, total := m.cfg.Network.Capacity(); !moves && total > 0 && used >= total {
 		return sandbox.Errorf(sandbox.CodeNoCapacity, "all %d network slots are in use: end sandboxes", total).With("resource", "slots")
 	}
 	f, err := m.facts()
