@@ -20,9 +20,6 @@ const (
 	// shareStep is how much is compared in one call, in which the sandbox waits
 	// for its disk.
 	shareStep = 1 << 20
-	// pagesName is runsc's file of a capture with the content of memory and disk
-	// (pkg/sentry/state/checkpointfiles).
-	pagesName = "pages.img"
 )
 
 // ShareDisk implements sandbox.DiskSharer. A restored Sentry has the same pages
