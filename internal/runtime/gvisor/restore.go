@@ -101,7 +101,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec, dir string, c *
 		}
 		if err := d.connect(ctx, spec); err != nil {
 			i.Release()
-			return nil, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err)
+			return nil, runError(ctx, "make the network of", spec.ID, err, "")
 		}
 		return i, nil
 	})
