@@ -355,6 +355,9 @@ func (m *Manager) restore(ctx context.Context, l *live, p plan) error {
 		return err
 	}
 	pointRestoreGoing.Hit()
+	if p.from.Transient {
+		m.loaded(l, inst, p.from.ID)
+	}
 	m.tasks.run(func() {
 		ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)
 		defer cancel()

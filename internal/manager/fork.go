@@ -87,7 +87,13 @@ func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.
 	if err != nil {
 		return source, n, err
 	}
-	defer done()
+	goneOn := func() {}
+	defer func() {
+		m.tasks.run(func() {
+			defer done()
+			goneOn()
+		})
+	}()
 	kind, err := m.kindFor(l, r.Kind)
 	if err != nil {
 		return source, n, err
@@ -108,7 +114,7 @@ func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.
 	} else {
 		n = m.newSnapshot(source, kind)
 		n.Hidden, n.Transient = true, true
-		if n, err = m.captureAndGoOn(ctx, l, n); err != nil {
+		if n, goneOn, err = m.captureAndGoOn(ctx, l, n); err != nil {
 			return source, n, err
 		}
 	}

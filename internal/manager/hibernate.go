@@ -428,7 +428,7 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 	expires := l.rec.ExpiresAt
 	l.mu.Unlock()
 	m.ttl.set(l.id, expires)
-	m.discard(context.WithoutCancel(ctx), m.snaps.Drop(string(l.id), m.standsOn(l.record())...))
+	m.loaded(l, inst, n.ID)
 	m.spares.want(l.record(), 1)
 	m.tasks.run(func() {
 		ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)

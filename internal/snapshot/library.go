@@ -427,6 +427,22 @@ func (l *Library) Drop(holder string, keep ...string) (free []string) {
 	return free
 }
 
+// Release ends one of holder's holds, and gives the capture where nobody holds
+// it any more.
+func (l *Library) Release(id, holder string) (free []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.users[id][holder]; !ok {
+		return nil
+	}
+	take(l.users, id, holder)
+	take(l.uses, holder, id)
+	if len(l.users[id]) == 0 {
+		free = append(free, id)
+	}
+	return free
+}
+
 // Users lists who holds a capture, sorted.
 func (l *Library) Users(id string) []string {
 	l.mu.Lock()
