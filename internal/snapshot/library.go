@@ -251,6 +251,15 @@ func (l *Library) Copy(ctx context.Context, from, to string) (Manifest, error) {
 	if err != nil {
 		return m, corrupt(from, err)
 	}
+	// What is missing or of another type cannot be linked, and is not for the
+	// filesystem to tell of.
+	have, err := scan(ctx, l.Path(from))
+	if err == nil {
+		err = compare(m, have, false)
+	}
+	if err != nil {
+		return m, orCtx(ctx, corrupt(from, err))
+	}
 	d, err := l.Begin(to)
 	if err != nil {
 		return m, err
