@@ -197,12 +197,12 @@ func (l *lab) waitSpares(ctx context.Context, n int) error {
 		if err != nil {
 			return err
 		}
-		if c.Spares >= n {
+		if len(c.Spares) >= n {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d spares of %d came to be", c.Spares, n)
+			return fmt.Errorf("%d spares of %d came to be", len(c.Spares), n)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

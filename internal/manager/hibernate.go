@@ -162,14 +162,7 @@ func (m *Manager) evict(ctx context.Context, l *live) error {
 		pointHibernateDir.Hit()
 		stripped <- err
 	}()
-	var err error
-	if rec.Link.NetNS != "" {
-		if err = m.cfg.Network.Release(ctx, rec.Link); err == nil {
-			l.mu.Lock()
-			l.rec.Link = sandbox.Link{}
-			l.mu.Unlock()
-		}
-	}
+	err := m.disconnect(ctx, l)
 	pointHibernateSlot.Hit()
 	if err := errors.Join(err, <-stripped); err != nil {
 		return err
@@ -177,12 +170,12 @@ func (m *Manager) evict(ctx context.Context, l *live) error {
 	l.mu.Lock()
 	l.rec.Instance = ""
 	l.mu.Unlock()
+	m.ledger.release(l.id)
 	if rec.Op == store.OpHibernate {
 		if err := m.update(ctx, l, func(r *store.Record) { r.Op = store.OpNone }); err != nil {
 			return err
 		}
 	}
-	m.ledger.release(l.id)
 	l.mu.Lock()
 	l.gone = true
 	l.mu.Unlock()
@@ -428,6 +421,11 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 	expires := l.rec.ExpiresAt
 	l.mu.Unlock()
 	m.ttl.set(l.id, expires)
+	if spare != nil {
+		if err := m.removeDir(l.id); err != nil {
+			m.log.WarnContext(ctx, "remove a directory that a sandbox has no more; its end does", "sandbox", l.id, "error", err)
+		}
+	}
 	m.loaded(l, inst, n.ID)
 	m.spares.want(l.record(), 1)
 	m.tasks.run(func() {

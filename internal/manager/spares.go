@@ -328,15 +328,17 @@ func (s *spares) slots() map[int]sandbox.ID {
 	return all
 }
 
-// count tells how many are ready.
-func (s *spares) count() int {
+// ready gives the network slots of those that wait, by id.
+func (s *spares) ready() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
+	all := map[string]int{}
 	for _, k := range s.kinds {
-		n += len(k.ready)
+		for _, sp := range k.ready {
+			all[string(sp.id)] = sp.link.Slot
+		}
 	}
-	return n
+	return all
 }
 
 // prepare makes one spare.

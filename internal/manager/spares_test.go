@@ -31,7 +31,7 @@ func (w *world) settle(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, "there are as many spares as are wanted", func() bool {
 		w.clock.Advance(time.Second)
-		return w.m.Capacity(context.Background()).Spares == n
+		return len(w.m.Capacity(context.Background()).Spares) == n
 	})
 	w.rest(t)
 }
@@ -138,7 +138,7 @@ func TestSpareGivesWay(t *testing.T) {
 	fork(t, w.m, id, 1) // in the slot of a spare
 	create(t, w.m, manager.CreateRequest{Runtime: "full"})
 	w.rest(t)
-	if n := w.m.Capacity(t.Context()).Spares; n != 0 {
+	if n := len(w.m.Capacity(t.Context()).Spares); n != 0 {
 		t.Errorf("%d spares are left", n)
 	}
 	w.check(t)

@@ -161,7 +161,8 @@ func (d *Draft) Commit(ctx context.Context, m Manifest, transient bool) (Manifes
 		durable <- nil
 	} else {
 		// The disk is at work while the processor is.
-		go func() { durable <- syncData(d.Data, entries) }()
+		files := slices.Clone(entries)
+		go func() { durable <- syncData(d.Data, files) }()
 		if err := sum(ctx, d.Data, entries, nil); err != nil {
 			return m, errors.Join(diskError("checksum the capture", err), <-durable)
 		}
