@@ -291,7 +291,7 @@ func (l *lab) verify(t *testing.T) {
 			}
 			live[sandbox.ID(id)] = slotOf(sb.Address)
 		}
-		c, err := l.cl.Capacity(t.Context())
+		c, err := l.cl.Capacity(context.Background())
 		if err != nil {
 			problems = append(problems, err.Error())
 			return false

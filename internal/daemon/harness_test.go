@@ -497,7 +497,7 @@ func (s *stage) compare(t *testing.T) (problems []string) {
 			return i.Kind == census.Dir && i.ID == sandbox.ID(sb.ID)
 		})
 	}
-	c, err := s.client.Capacity(t.Context())
+	c, err := s.client.Capacity(context.Background())
 	if err != nil {
 		return []string{err.Error()}
 	}
