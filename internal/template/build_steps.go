@@ -112,8 +112,60 @@ func (l *Library) BuildSteps(ctx context.Context, o StepsOptions, r StepRunner, 
 			return t, atStep(strconv.Itoa(i+1), err)
 		}
 	}
+	if err := d.tryStart(s, o.StartCmd, o.ReadyCmd); err != nil {
+		return t, atStep(FailedFinalize, err)
+	}
 	t, err = b.finish(s.layers, s.config, "steps")
 	return t, atStep(FailedFinalize, err)
+}
+
+// startTrial runs the start command until the ready command succeeds. The
+// commands come by the environment: nothing quotes them.
+const startTrial = `sh=/bin/sh
+if [ -n "$WARREN_START_CMD" ]; then "$sh" -c "$WARREN_START_CMD" & fi
+[ -n "$WARREN_READY_CMD" ] || exit 0
+end=$(($(date +%s) + 120))
+until "$sh" -c "$WARREN_READY_CMD"; do
+	if [ "$(date +%s)" -ge "$end" ]; then echo "not ready after 120 seconds" >&2; exit 1; fi
+	sleep 0.2
+done`
+
+// tryStart finds out that the template would start: what fails here would fail
+// every create. Nothing of the trial is kept.
+func (d *dockerBuild) tryStart(s *stage, start, ready string) error {
+	if ready == "" || d.runner == nil { // without one nothing says that it works
+		return nil
+	}
+	if err := d.ensureWorkdir(s, 0); err != nil {
+		return err
+	}
+	if err := d.checkProgram(s, "/bin/sh", "", true); err != nil {
+		return err
+	}
+	env, _ := s.scope.RunEnv()
+	if _, ok := env["PATH"]; !ok {
+		env["PATH"] = defaultPath
+	}
+	env["WARREN_START_CMD"], env["WARREN_READY_CMD"] = start, ready
+	step := Step{
+		Number: d.plan.Steps, Total: d.plan.Steps, Name: "the start and ready commands", Tenant: d.target.Tenant,
+		Layers: d.dirs(s.layers), Argv: []string{"/bin/sh", "-c", startTrial}, Env: env, User: s.config.User, Workdir: s.absolute("."),
+		Network: sandbox.NetworkEgress, Resources: d.o.StepResources, LayerDir: d.temp("layer"),
+	}
+	d.emit(Event{Stage: StageLog, Message: "running the start command until the ready command succeeds"})
+	out := &stepOutput{emit: func(l string) { d.emit(Event{Stage: StageLog, Message: l}) }}
+	step.Output = out
+	res, err := d.runner.RunStep(d.ctx, step)
+	out.flush()
+	switch {
+	case err != nil && d.ctx.Err() != nil:
+		return layer.Error("try the start command", d.ctx.Err())
+	case err != nil:
+		return stepError(step, err, out)
+	case res.ExitCode != 0:
+		return stepFailed(step, res.ExitCode, out)
+	}
+	return layer.Error("clean up after the start command", layer.RemoveTree(step.LayerDir))
 }
 
 // atStep says where a build failed.
