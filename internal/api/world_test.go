@@ -329,10 +329,6 @@ func (b *builder) BuildDockerfile(_ context.Context, o template.DockerfileOption
 	return b.made(o, o.Target, o.Context, p)
 }
 
-func (b *builder) BuildSteps(_ context.Context, o template.StepsOptions, _ template.StepRunner, p template.Progress) (template.Template, error) {
-	return b.made(o, o.Target, nil, p)
-}
-
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -339,6 +339,9 @@ func (d *dockerBuild) layered(s *stage, line int, name, key string, make func() 
 	}
 	digest, err := make()
 	if err != nil {
+		if d.file == nil { // steps have numbers, not lines
+			return err
+		}
 		return dockerfile.At(line, err)
 	}
 	if err := d.remember(key, digest, shorten(name)); err != nil {

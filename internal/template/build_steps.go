@@ -185,7 +185,9 @@ func (d *dockerBuild) stepsBase(o StepsOptions) (*stage, error) {
 		base, err = d.fromTemplate(o.FromTemplate)
 	} else {
 		d.next(0, "FROM "+o.FromImage)
-		base, err = d.fromImage(o.FromImage)
+		if base, err = d.fromImage(o.FromImage); err != nil && d.ctx.Err() == nil {
+			err = noImage(o.FromImage, err)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -202,6 +204,19 @@ func (d *dockerBuild) stepsBase(o StepsOptions) (*stage, error) {
 		s.config.User, s.config.Workdir = stepUser, stepHome
 	}
 	return s, nil
+}
+
+// noImage adds to a failed pull what helps where a registry is out of reach.
+func noImage(image string, err error) error {
+	var e *sandbox.Error
+	if !errors.As(err, &e) || e.Code == sandbox.CodeInvalid {
+		return err
+	}
+	out := sandbox.Errorf(e.Code, "%w; let this host reach the registry, or have a template stand for the image: `warren serve --image-alias %s=TEMPLATE`", err, image)
+	for k, v := range e.Details {
+		out = out.With(k, v)
+	}
+	return out
 }
 
 func (d *dockerBuild) buildStep(s *stage, step BuildStep, n int, name string, files func(string) (io.ReadCloser, error)) error {
@@ -230,6 +245,12 @@ func (d *dockerBuild) buildStep(s *stage, step BuildStep, n int, name string, fi
 		user := s.config.User
 		if arg(1) != "" {
 			user = arg(1)
+		}
+		if user != "" {
+			// The wording is that of the SDKs' own service.
+			if _, err := d.owner(s, user, "user"); sandbox.CodeOf(err) == sandbox.CodeInvalid {
+				return sandbox.Errorf(sandbox.CodeInvalid, "failed to run command '%s': command failed: unauthenticated: invalid username: '%s'", shorten(arg(0)), shorten(user))
+			}
 		}
 		sh, err := d.loginShell(s)
 		if err != nil {

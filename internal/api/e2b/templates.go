@@ -72,10 +72,18 @@ func (t *Templates) Register(mux *http.ServeMux) {
 	add("POST /v2/templates/{id}/builds/{build}", t.start)
 	add("GET /templates/{id}/builds/{build}/status", t.status)
 	add("GET /templates/{id}/builds/{build}/logs", t.logs)
-	add("GET /templates/aliases/{alias}", t.alias)
 	add("POST /templates/tags", t.tag)
 	add("DELETE /templates/tags", t.untag)
-	add("GET /templates/{id}/tags", t.tags)
+	// "aliases/{alias}" and "{id}/tags" overlap, which a mux does not take.
+	add("GET /templates/{id}/{what}", func(w http.ResponseWriter, r *http.Request, tenant string) error {
+		switch {
+		case r.PathValue("id") == "aliases":
+			return t.alias(w, r, tenant)
+		case r.PathValue("what") == "tags":
+			return t.tags(w, r, tenant)
+		}
+		return sandbox.Errorf(sandbox.CodeNotFound, "no such route")
+	})
 	add("GET /templates", t.list)
 	add("GET /v2/templates", t.list)
 	add("GET /templates/{id}", t.get)
@@ -307,7 +315,7 @@ func (t *Templates) logs(w http.ResponseWriter, r *http.Request, tenant string) 
 }
 
 func (t *Templates) alias(w http.ResponseWriter, r *http.Request, tenant string) error {
-	n, err := t.Back.NamedTemplate(r.Context(), tenant, r.PathValue("alias"))
+	n, err := t.Back.NamedTemplate(r.Context(), tenant, r.PathValue("what"))
 	if err != nil {
 		return err
 	}
