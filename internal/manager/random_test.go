@@ -107,7 +107,7 @@ func settle(t *testing.T, w *world) {
 				return false // it crashed, and the manager is about to notice
 			}
 		}
-		return true
+		return w.m.Capacity(context.Background()).Sandboxes == len(all)
 	})
 }
 
