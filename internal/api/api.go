@@ -75,7 +75,7 @@ func New(back Backend, o Options) *API {
 	a.registerEvents()
 	a.registerTemplates()
 	a.registerKeys()
-	a.registerE2BTemplates()
+	a.registerE2B()
 	spec, err := json.MarshalIndent(a.huma.OpenAPI(), "", "  ")
 	if err != nil {
 		panic("api: the OpenAPI document cannot be written: " + err.Error()) // no input has a part in it
@@ -86,7 +86,7 @@ func New(back Backend, o Options) *API {
 		w.Write(a.spec)
 	})
 	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		a.fail(w, r, sandbox.Errorf(sandbox.CodeNotFound, "no route for %s %s: GET /v1/openapi.json lists them", r.Method, shortPath(r.URL.Path)))
+		a.failAs(w, r, sandbox.Errorf(sandbox.CodeNotFound, "no route for %s %s: GET /v1/openapi.json lists them", r.Method, shortPath(r.URL.Path)))
 	})
 	return a
 }

@@ -160,7 +160,7 @@ func TestRefusals(t *testing.T) {
 		{"DELETE", "/v1/keys/none", ``, 404, sandbox.CodeNotFound, ""},
 		{"GET", "/v1/nothing", ``, 404, sandbox.CodeNotFound, "no route"},
 		{"PATCH", "/v1/sandboxes", ``, 404, sandbox.CodeNotFound, "no route"},
-		{"GET", "/", ``, 404, sandbox.CodeNotFound, "no route"},
+		{"GET", "/v1/", ``, 404, sandbox.CodeNotFound, "no route"},
 	} {
 		name := tc.method + " " + tc.path + " " + tc.body
 		t.Run(name[:min(len(name), 70)], func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestKeysAndTenants(t *testing.T) {
 			t.Errorf("%s: %s %s", open, res.Status, data)
 		}
 	}
-	for _, closed := range []string{"/metrics", "/v1/openapi.json", "/v1/version", "/nothing"} {
+	for _, closed := range []string{"/metrics", "/v1/openapi.json", "/v1/version", "/v1/nothing"} {
 		res, data := w.raw(t, "GET", closed, "", "")
 		wantError(t, res, data, 401, sandbox.CodeUnauthenticated, "")
 	}

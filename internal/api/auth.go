@@ -85,7 +85,7 @@ func (a *API) withKey(next http.Handler) http.Handler {
 		key := proxy.BearerOrKey(r.Header)
 		if key == "" {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="warren"`)
-			a.fail(w, r, sandbox.Errorf(sandbox.CodeUnauthenticated, "this address needs an API key: send it as X-API-Key or as a bearer token (`warren key create` makes one)"))
+			a.failAs(w, r, sandbox.Errorf(sandbox.CodeUnauthenticated, "this address needs an API key: send it as X-API-Key or as a bearer token (`warren key create` makes one)"))
 			return
 		}
 		var tenant string
@@ -95,7 +95,7 @@ func (a *API) withKey(next http.Handler) http.Handler {
 		}
 		if err != nil {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="warren", error="invalid_token"`)
-			a.fail(w, r, err)
+			a.failAs(w, r, err)
 			return
 		}
 		infoOf(r.Context()).become(tenant, false)

@@ -20,7 +20,7 @@ type Backend interface {
 	Pools
 	Insides
 	Templates
-	e2b.TemplatesBackend
+	e2b.Backend
 	Keys
 	Host
 }

@@ -51,7 +51,7 @@ const (
 	maxPage     = 1000
 )
 
-// List gives a page of a tenant's sandboxes, the newest first, and the token
+// List gives a page of a tenant's sandboxes, in f's order, and the token
 // of the next page, "" after the last.
 func (m *Manager) List(ctx context.Context, tenant string, f ListFilter) (page []sandbox.Sandbox, next string, err error) {
 	if f.Limit < 0 || f.Limit > maxPage {
@@ -73,7 +73,7 @@ func (m *Manager) List(ctx context.Context, tenant string, f ListFilter) (page [
 	}
 	recs, next, err := m.store.List(ctx, store.Filter{
 		Tenant: tenant, States: f.States, Metadata: f.Metadata, Template: f.Template, Runtime: f.Runtime,
-		Limit: f.Limit, Token: f.Token,
+		StartedFrom: f.StartedFrom, Oldest: f.Oldest, Limit: f.Limit, Token: f.Token,
 	})
 	if err != nil {
 		return nil, "", err

@@ -45,12 +45,14 @@ type CreateRequest struct {
 
 // ListFilter narrows List. Every set field must match.
 type ListFilter struct {
-	States   []sandbox.State   // empty: the ones that have not ended
-	Metadata map[string]string // each must be there with this value
-	Template string            // name or id
-	Runtime  string
-	Limit    int    // most per page; 0 is 100, at most 1000
-	Token    string // where the page before ended; "" is the first page
+	States      []sandbox.State   // empty: the ones that have not ended
+	Metadata    map[string]string // each must be there with this value
+	Template    string            // name or id
+	Runtime     string
+	StartedFrom time.Time // started then or later; zero is no bound
+	Oldest      bool      // the oldest first, instead of the newest
+	Limit       int       // most per page; 0 is 100, at most 1000
+	Token       string    // where the page before ended; "" is the first page
 }
 
 // RuntimeStatus tells whether this host can run one runtime.

@@ -216,14 +216,21 @@ func (s *SQLite) List(ctx context.Context, f Filter) ([]Record, string, error) {
 	if f.Runtime != "" {
 		add("runtime = ?", f.Runtime)
 	}
+	if !f.StartedFrom.IsZero() {
+		add("started_at >= ?", nanos(f.StartedFrom))
+	}
+	beyond, order := "<", "DESC"
+	if f.Oldest {
+		beyond, order = ">", "ASC"
+	}
 	if f.Token != "" {
 		at, id, err := parseToken(f.Token)
 		if err != nil {
 			return nil, "", err
 		}
-		add("(created_at, id) < (?, ?)", at, string(id))
+		add("(created_at, id) "+beyond+" (?, ?)", at, string(id))
 	}
-	query := `SELECT ` + columns + ` FROM sandboxes WHERE ` + strings.Join(where, " AND ") + ` ORDER BY created_at DESC, id DESC`
+	query := `SELECT ` + columns + ` FROM sandboxes WHERE ` + strings.Join(where, " AND ") + ` ORDER BY created_at ` + order + `, id ` + order
 	if f.Limit > 0 {
 		query += ` LIMIT ` + strconv.Itoa(f.Limit+1) // one more tells whether there is a next page
 	}

@@ -116,14 +116,16 @@ type Build struct {
 
 // Filter chooses records. Zero fields match everything.
 type Filter struct {
-	Tenant   string
-	States   []sandbox.State
-	Metadata map[string]string // each key must be there with its value
-	Template string            // name or id
-	Runtime  string
-	Internal bool   // also Warren's own
-	Limit    int    // most records of a page; 0 is no limit
-	Token    string // the next of the page before
+	Tenant      string
+	States      []sandbox.State
+	Metadata    map[string]string // each key must be there with its value
+	Template    string            // name or id
+	Runtime     string
+	Internal    bool      // also Warren's own
+	StartedFrom time.Time // started then or later; zero is no bound
+	Oldest      bool      // the oldest first
+	Limit       int       // most records of a page; 0 is no limit
+	Token       string    // the next of the page before
 }
 
 // Key is an API key's record.

@@ -2,11 +2,9 @@ package e2b
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/warrenhq/warren/internal/manager"
@@ -38,104 +36,50 @@ var _ TemplatesBackend = (*manager.Manager)(nil)
 // API key.
 const UploadPath = "/_uploads/"
 
-// maxTemplateBody leaves room for a build's steps.
-const maxTemplateBody = 4 << 20
-
 // logPage is the most entries of a log in one answer.
 const logPage = 100
 
-// Templates serves the routes of templates and their builds.
-type Templates struct {
-	Back TemplatesBackend
-	// Tenant gives whose request it is.
-	Tenant func(*http.Request) string
-	// Fail answers with an error.
-	Fail func(http.ResponseWriter, *http.Request, error)
-	// BaseURL is under what URL a client reaches the API; nil is by the
-	// request's Host.
-	BaseURL func(*http.Request) string
-}
-
-// Register adds the routes that need a tenant.
-func (t *Templates) Register(mux *http.ServeMux) {
-	add := func(pattern string, f func(http.ResponseWriter, *http.Request, string) error) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if err := f(w, r, t.Tenant(r)); err != nil {
-				t.Fail(w, r, err)
-			}
-		})
-	}
-	for _, p := range []string{"POST /v3/templates", "POST /v2/templates"} {
-		add(p, t.request)
-	}
-	add("GET /templates/{id}/files/{hash}", t.upload)
-	add("POST /v2/templates/{id}/builds/{build}", t.start)
-	add("GET /templates/{id}/builds/{build}/status", t.status)
-	add("GET /templates/{id}/builds/{build}/logs", t.logs)
-	add("POST /templates/tags", t.tag)
-	add("DELETE /templates/tags", t.untag)
+func (f *facade) registerTemplates() {
+	f.add("POST /v3/templates", f.requestBuild)
+	f.add("POST /v2/templates", f.requestBuild)
+	f.add("GET /templates/{id}/files/{hash}", f.uploadLink)
+	f.add("POST /v2/templates/{id}/builds/{build}", f.startBuild)
+	f.add("GET /templates/{id}/builds/{build}/status", f.buildStatus)
+	f.add("GET /templates/{id}/builds/{build}/logs", f.buildLogs)
+	f.add("POST /templates/tags", f.tagTemplate)
+	f.add("DELETE /templates/tags", f.untagTemplate)
 	// "aliases/{alias}" and "{id}/tags" overlap, which a mux does not take.
-	add("GET /templates/{id}/{what}", func(w http.ResponseWriter, r *http.Request, tenant string) error {
+	f.add("GET /templates/{id}/{what}", func(w http.ResponseWriter, r *http.Request, tenant string) error {
 		switch {
 		case r.PathValue("id") == "aliases":
-			return t.alias(w, r, tenant)
+			return f.templateAlias(w, r, tenant)
 		case r.PathValue("what") == "tags":
-			return t.tags(w, r, tenant)
+			return f.templateTags(w, r, tenant)
 		}
 		return sandbox.Errorf(sandbox.CodeNotFound, "no such route")
 	})
-	add("GET /templates", t.list)
-	add("GET /v2/templates", t.list)
-	add("GET /templates/{id}", t.get)
-	add("PATCH /templates/{id}", t.update)
-	add("PATCH /v2/templates/{id}", t.update)
-	add("DELETE /templates/{id}", t.remove)
+	f.add("GET /templates", f.listTemplates)
+	f.add("GET /v2/templates", f.listTemplates)
+	f.add("GET /templates/{id}", f.getTemplate)
+	f.add("PATCH /templates/{id}", f.updateTemplate)
+	f.add("PATCH /v2/templates/{id}", f.updateTemplate)
+	f.add("DELETE /templates/{id}", f.removeTemplate)
 	for _, p := range []string{"POST /templates", "POST /templates/{id}", "POST /templates/{id}/builds/{build}"} {
-		add(p, func(http.ResponseWriter, *http.Request, string) error {
-			return sandbox.Errorf(sandbox.CodeUnsupported, "builds of a Dockerfile that the client pushes as an image are not supported: use the SDK's template builder (Template.build), or `warren template build`")
-		})
+		f.refuse(p, "builds of a Dockerfile that the client pushes as an image are not supported: use the SDK's template builder (Template.build), or `warren template build`")
 	}
-}
-
-// RegisterPublic adds the routes that need no API key.
-func (t *Templates) RegisterPublic(mux *http.ServeMux) {
-	mux.HandleFunc("PUT "+UploadPath+"{token}", func(w http.ResponseWriter, r *http.Request) {
+	// An upload link has a token of its own, and needs no API key.
+	f.mux.HandleFunc("PUT "+UploadPath+"{token}", func(w http.ResponseWriter, r *http.Request) {
 		// A large archive takes its time.
 		http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Hour)) // not all connections can
-		if err := t.Back.PutUpload(r.Context(), r.PathValue("token"), r.Body, r.ContentLength); err != nil {
-			t.Fail(w, r, err)
+		if err := f.Back.PutUpload(r.Context(), r.PathValue("token"), r.Body, r.ContentLength); err != nil {
+			f.Fail(w, r, err)
 			return
 		}
 		w.WriteHeader(http.StatusOK)
 	})
 }
 
-func readJSON(r *http.Request, v any) error {
-	data, err := io.ReadAll(io.LimitReader(r.Body, maxTemplateBody+1))
-	if err != nil {
-		return sandbox.Errorf(sandbox.CodeInvalid, "read the body: %w", err)
-	}
-	if len(data) > maxTemplateBody {
-		return sandbox.Errorf(sandbox.CodeTooLarge, "the body is larger than %d bytes", maxTemplateBody)
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		return sandbox.Errorf(sandbox.CodeInvalid, "the body is not the JSON that this route takes: %w", err)
-	}
-	return nil
-}
-
-func writeJSON(w http.ResponseWriter, status int, v any) error {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return sandbox.Errorf(sandbox.CodeInternal, "write the answer: %w", err)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	w.Write(data) // a client that went away is no error of ours
-	return nil
-}
-
-func (t *Templates) request(w http.ResponseWriter, r *http.Request, tenant string) error {
+func (f *facade) requestBuild(w http.ResponseWriter, r *http.Request, tenant string) error {
 	var in struct {
 		Name     string   `json:"name"`
 		Alias    string   `json:"alias"` // v2's and older v3's
@@ -153,7 +97,7 @@ func (t *Templates) request(w http.ResponseWriter, r *http.Request, tenant strin
 	if in.CPUs < 0 || in.MemoryMB < 0 || in.MinFree < 0 {
 		return sandbox.Errorf(sandbox.CodeInvalid, "cpuCount, memoryMB and minFreeDiskMb are not negative")
 	}
-	b, err := t.Back.RequestBuild(r.Context(), tenant, manager.TemplateRequest{
+	b, err := f.Back.RequestBuild(r.Context(), tenant, manager.TemplateRequest{
 		Name: in.Name, Tags: in.Tags, Resources: sandbox.Resources{CPUs: float64(in.CPUs), MemoryMiB: in.MemoryMB, DiskMiB: in.MinFree},
 	})
 	if err != nil {
@@ -164,25 +108,15 @@ func (t *Templates) request(w http.ResponseWriter, r *http.Request, tenant strin
 	})
 }
 
-func (t *Templates) upload(w http.ResponseWriter, r *http.Request, tenant string) error {
-	present, token, err := t.Back.Upload(r.Context(), tenant, r.PathValue("id"), r.PathValue("hash"))
+func (f *facade) uploadLink(w http.ResponseWriter, r *http.Request, tenant string) error {
+	present, token, err := f.Back.Upload(r.Context(), tenant, r.PathValue("id"), r.PathValue("hash"))
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusCreated, map[string]any{"present": present, "url": t.baseURL(r) + UploadPath + token})
+	return writeJSON(w, http.StatusCreated, map[string]any{"present": present, "url": f.baseURL(r) + UploadPath + token})
 }
 
-func (t *Templates) baseURL(r *http.Request) string {
-	if t.BaseURL != nil {
-		return t.BaseURL(r)
-	}
-	if r.TLS != nil {
-		return "https://" + r.Host
-	}
-	return "http://" + r.Host
-}
-
-func (t *Templates) start(w http.ResponseWriter, r *http.Request, tenant string) error {
+func (f *facade) startBuild(w http.ResponseWriter, r *http.Request, tenant string) error {
 	var in struct {
 		FromImage    string `json:"fromImage"`
 		FromTemplate string `json:"fromTemplate"`
@@ -217,7 +151,7 @@ func (t *Templates) start(w http.ResponseWriter, r *http.Request, tenant string)
 	for _, s := range in.Steps {
 		o.Steps = append(o.Steps, template.BuildStep{Type: s.Type, Args: s.Args, FilesHash: s.FilesHash, Force: s.Force})
 	}
-	if err := t.Back.StartBuild(r.Context(), tenant, r.PathValue("id"), r.PathValue("build"), o); err != nil {
+	if err := f.Back.StartBuild(r.Context(), tenant, r.PathValue("id"), r.PathValue("build"), o); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusAccepted)
@@ -243,22 +177,7 @@ func toEntries(in []manager.BuildLogEntry, level string) []logEntry {
 	return out
 }
 
-// number reads a query parameter between 0 and most.
-func number(r *http.Request, name string, def, most int) (int, error) {
-	s := r.URL.Query().Get(name)
-	if s == "" {
-		return def, nil
-	}
-	n, err := strconv.Atoi(s)
-	if err != nil || n < 0 {
-		return 0, sandbox.Errorf(sandbox.CodeInvalid, "%s is not a number from 0", name)
-	}
-	return min(n, most), nil
-}
-
-const maxOffset = 1 << 30
-
-func (t *Templates) status(w http.ResponseWriter, r *http.Request, tenant string) error {
+func (f *facade) buildStatus(w http.ResponseWriter, r *http.Request, tenant string) error {
 	offset, err := number(r, "logsOffset", 0, maxOffset)
 	if err != nil {
 		return err
@@ -268,11 +187,11 @@ func (t *Templates) status(w http.ResponseWriter, r *http.Request, tenant string
 		return err
 	}
 	// The state first: a build that is over by it has all of its log.
-	b, err := t.Back.TemplateBuild(r.Context(), tenant, r.PathValue("id"), r.PathValue("build"))
+	b, err := f.Back.TemplateBuild(r.Context(), tenant, r.PathValue("id"), r.PathValue("build"))
 	if err != nil {
 		return err
 	}
-	all, err := t.Back.BuildLogs(r.Context(), tenant, b.Template, b.ID, offset, limit)
+	all, err := f.Back.BuildLogs(r.Context(), tenant, b.Template, b.ID, offset, limit)
 	if err != nil {
 		return err
 	}
@@ -294,7 +213,7 @@ func (t *Templates) status(w http.ResponseWriter, r *http.Request, tenant string
 	return writeJSON(w, http.StatusOK, out)
 }
 
-func (t *Templates) logs(w http.ResponseWriter, r *http.Request, tenant string) error {
+func (f *facade) buildLogs(w http.ResponseWriter, r *http.Request, tenant string) error {
 	cursor, err := number(r, "cursor", 0, maxOffset)
 	if err != nil {
 		return err
@@ -307,22 +226,22 @@ func (t *Templates) logs(w http.ResponseWriter, r *http.Request, tenant string) 
 	if err != nil {
 		return err
 	}
-	all, err := t.Back.BuildLogs(r.Context(), tenant, r.PathValue("id"), r.PathValue("build"), offset, limit)
+	all, err := f.Back.BuildLogs(r.Context(), tenant, r.PathValue("id"), r.PathValue("build"), offset, limit)
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{"logs": toEntries(all, r.URL.Query().Get("level"))})
 }
 
-func (t *Templates) alias(w http.ResponseWriter, r *http.Request, tenant string) error {
-	n, err := t.Back.NamedTemplate(r.Context(), tenant, r.PathValue("what"))
+func (f *facade) templateAlias(w http.ResponseWriter, r *http.Request, tenant string) error {
+	n, err := f.Back.NamedTemplate(r.Context(), tenant, r.PathValue("what"))
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{"templateID": n.ID, "public": n.Tenant != tenant})
 }
 
-func (t *Templates) tag(w http.ResponseWriter, r *http.Request, tenant string) error {
+func (f *facade) tagTemplate(w http.ResponseWriter, r *http.Request, tenant string) error {
 	var in struct {
 		Target string   `json:"target"`
 		Tags   []string `json:"tags"`
@@ -330,7 +249,7 @@ func (t *Templates) tag(w http.ResponseWriter, r *http.Request, tenant string) e
 	if err := readJSON(r, &in); err != nil {
 		return err
 	}
-	got, err := t.Back.TagTemplate(r.Context(), tenant, in.Target, in.Tags)
+	got, err := f.Back.TagTemplate(r.Context(), tenant, in.Target, in.Tags)
 	if err != nil {
 		return err
 	}
@@ -346,7 +265,7 @@ func buildOf(t template.Template) string {
 	return t.ID
 }
 
-func (t *Templates) untag(w http.ResponseWriter, r *http.Request, tenant string) error {
+func (f *facade) untagTemplate(w http.ResponseWriter, r *http.Request, tenant string) error {
 	var in struct {
 		Name string   `json:"name"`
 		Tags []string `json:"tags"`
@@ -354,15 +273,15 @@ func (t *Templates) untag(w http.ResponseWriter, r *http.Request, tenant string)
 	if err := readJSON(r, &in); err != nil {
 		return err
 	}
-	if err := t.Back.UntagTemplate(r.Context(), tenant, in.Name, in.Tags); err != nil {
+	if err := f.Back.UntagTemplate(r.Context(), tenant, in.Name, in.Tags); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (t *Templates) tags(w http.ResponseWriter, r *http.Request, tenant string) error {
-	tags, err := t.Back.TemplateTags(r.Context(), tenant, r.PathValue("id"))
+func (f *facade) templateTags(w http.ResponseWriter, r *http.Request, tenant string) error {
+	tags, err := f.Back.TemplateTags(r.Context(), tenant, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -373,8 +292,8 @@ func (t *Templates) tags(w http.ResponseWriter, r *http.Request, tenant string) 
 	return writeJSON(w, http.StatusOK, out)
 }
 
-func (t *Templates) list(w http.ResponseWriter, r *http.Request, tenant string) error {
-	all, err := t.Back.Templates(r.Context(), tenant)
+func (f *facade) listTemplates(w http.ResponseWriter, r *http.Request, tenant string) error {
+	all, err := f.Back.Templates(r.Context(), tenant)
 	if err != nil {
 		return err
 	}
@@ -386,7 +305,7 @@ func (t *Templates) list(w http.ResponseWriter, r *http.Request, tenant string) 
 			continue
 		}
 		seen[name] = true
-		n, err := t.Back.NamedTemplate(r.Context(), tenant, name)
+		n, err := f.Back.NamedTemplate(r.Context(), tenant, name)
 		if err != nil {
 			n.ID = one.ID // it has other tags only
 		}
@@ -405,12 +324,12 @@ func toTemplate(t template.Template, id, name, tenant string) map[string]any {
 	}
 }
 
-func (t *Templates) get(w http.ResponseWriter, r *http.Request, tenant string) error {
-	n, err := t.Back.NamedTemplate(r.Context(), tenant, r.PathValue("id"))
+func (f *facade) getTemplate(w http.ResponseWriter, r *http.Request, tenant string) error {
+	n, err := f.Back.NamedTemplate(r.Context(), tenant, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
-	builds, err := t.Back.TemplateBuilds(r.Context(), tenant, n.ID)
+	builds, err := f.Back.TemplateBuilds(r.Context(), tenant, n.ID)
 	if err != nil {
 		return err
 	}
@@ -435,8 +354,8 @@ func (t *Templates) get(w http.ResponseWriter, r *http.Request, tenant string) e
 	})
 }
 
-func (t *Templates) update(w http.ResponseWriter, r *http.Request, tenant string) error {
-	n, err := t.Back.NamedTemplate(r.Context(), tenant, r.PathValue("id"))
+func (f *facade) updateTemplate(w http.ResponseWriter, r *http.Request, tenant string) error {
+	n, err := f.Back.NamedTemplate(r.Context(), tenant, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -452,8 +371,16 @@ func (t *Templates) update(w http.ResponseWriter, r *http.Request, tenant string
 	return writeJSON(w, http.StatusOK, map[string]any{"names": []string{n.Name}})
 }
 
-func (t *Templates) remove(w http.ResponseWriter, r *http.Request, tenant string) error {
-	if err := t.Back.RemoveNamed(r.Context(), tenant, r.PathValue("id")); err != nil {
+// removeTemplate removes a template or a snapshot: the SDKs delete both here.
+func (f *facade) removeTemplate(w http.ResponseWriter, r *http.Request, tenant string) error {
+	id := r.PathValue("id")
+	remove := f.Back.RemoveNamed
+	if n, err := f.snapshot(r.Context(), tenant, id); err != nil {
+		return err
+	} else if n != "" {
+		id, remove = n, f.Back.RemoveSnapshot
+	}
+	if err := remove(r.Context(), tenant, id); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -157,6 +157,7 @@ func testList(t *testing.T, s store.Store) {
 	for i := range 25 {
 		r := simple(sandbox.ID(fmt.Sprintf("sbx%02d", i)), sandbox.Running, epoch.Add(time.Duration(i/2)*time.Second))
 		r.Metadata = map[string]string{"n": fmt.Sprint(i % 5), "q\"'.": "x"}
+		r.StartedAt = r.CreatedAt.Add(time.Second)
 		switch i % 5 {
 		case 1:
 			r.Tenant = "other"
@@ -185,6 +186,8 @@ func testList(t *testing.T, s store.Store) {
 		{"metadata", store.Filter{Metadata: map[string]string{"n": "0"}}, 5},
 		{"two of metadata", store.Filter{Metadata: map[string]string{"n": "0", "q\"'.": "x"}}, 5},
 		{"metadata's other value", store.Filter{Metadata: map[string]string{"n": "0", "q\"'.": "y"}}, 0},
+		{"started from", store.Filter{StartedFrom: epoch.Add(11 * time.Second)}, 4},
+		{"the oldest first", store.Filter{Oldest: true}, 20},
 		{"a quote is no SQL", store.Filter{Metadata: map[string]string{"n' OR 1=1 --": "0"}}, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -212,8 +215,8 @@ func testList(t *testing.T, s store.Store) {
 				t.Error("the pages are not the whole list:", d)
 			}
 			for i := 1; i < len(whole); i++ {
-				if whole[i].CreatedAt.After(whole[i-1].CreatedAt) {
-					t.Error("not the newest first")
+				if c := whole[i].CreatedAt.Compare(whole[i-1].CreatedAt); c > 0 && !tc.f.Oldest || c < 0 && tc.f.Oldest {
+					t.Error("not in order")
 				}
 			}
 		})
