@@ -257,6 +257,12 @@ func (w *Watcher) Next(ctx context.Context, tick <-chan time.Time) ([]Event, err
 // Close ends the watch. It is idempotent.
 func (w *Watcher) Close() {
 	s := w.set
+	var last *os.File
+	defer func() {
+		if last != nil {
+			last.Close() // ends the loop, and waits for a read under way, which takes the lock
+		}
+	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w.closed {
@@ -271,7 +277,7 @@ func (w *Watcher) Close() {
 	w.notify()
 	if len(w.inst.watchers) == 0 && s.inst == w.inst {
 		s.inst = nil
-		w.inst.file.Close() // ends the loop
+		last = w.inst.file
 	}
 }
 
