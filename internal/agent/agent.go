@@ -79,6 +79,7 @@ type Agent struct {
 	files    *files.Handler
 	tunnels  *tunnel.Handler
 	freezer  Freezer
+	answers  answers
 	conns    connections
 	cpu      cpuMeter
 	started  time.Time
@@ -221,6 +222,9 @@ func (a *Agent) authorize(next http.Handler) http.Handler {
 			r.Header.Del("Connect-Timeout-Ms")
 		}
 		defer a.trim.Reset(trimAfter)
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && !whileFrozen(r.URL.Path) {
+			w = &heldWriter{w, r.Context(), &a.answers}
+		}
 		next.ServeHTTP(w, r)
 	})
 }

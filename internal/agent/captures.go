@@ -56,7 +56,9 @@ func (a *Agent) freeze(ctx context.Context) error {
 		return nil
 	}
 	a.reaper.Pause()
+	a.answers.hold()
 	if err := a.freezer.Freeze(ctx); err != nil {
+		a.answers.release()
 		a.reaper.Resume()
 		return err
 	}
@@ -68,6 +70,7 @@ func (a *Agent) thaw() {
 	if a.freezer.Frozen() {
 		a.freezer.Thaw()
 		a.reaper.Resume()
+		a.answers.release()
 	}
 }
 

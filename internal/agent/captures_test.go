@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -264,5 +265,39 @@ func TestInitKeepsHostKeys(t *testing.T) {
 	}
 	if read(t, key) != "a key" {
 		t.Error("the template's key was replaced")
+	}
+}
+
+// TestNothingIsAnsweredWhileFrozen writes a file whose last byte comes when the
+// processes are stopped: the capture that is made then may lack it, so the
+// client is told when they go on, and no sooner.
+func TestNothingIsAnsweredWhileFrozen(t *testing.T) {
+	a := agenttest.Start(t)
+	c := a.Client(t, "")
+	path := filepath.Join(a.Home, "late")
+	body, end := io.Pipe()
+	done := make(chan error, 1)
+	go func() { done <- c.WriteFile(t.Context(), path, "", body, 0) }()
+	if _, err := end.Write([]byte("all of ")); err != nil { // it is under way
+		t.Fatal(err)
+	}
+	if err := c.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := end.Write([]byte("it")); err != nil {
+		t.Fatal(err)
+	}
+	end.Close()
+	wait(t, func() bool { _, err := os.Stat(path); return err == nil })
+	select {
+	case err := <-done:
+		t.Fatalf("it was answered while frozen: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := c.Thaw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil || read(t, path) != "all of it" {
+		t.Errorf("%v, %q", err, read(t, path))
 	}
 }

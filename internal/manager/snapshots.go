@@ -236,7 +236,26 @@ func (m *Manager) write(ctx context.Context, l *live, kind sandbox.SnapshotKind,
 	}
 	// The source goes on even where it is not to: until the capture is whole
 	// and on record it is all that there is of the sandbox.
-	return c.Checkpoint(ctx, dir, sandbox.CheckpointOptions{LeaveRunning: true})
+	if err := c.Checkpoint(ctx, dir, sandbox.CheckpointOptions{LeaveRunning: true}); err != nil {
+		return err
+	}
+	return m.outlived(ctx, l)
+}
+
+// outlived tells whether l lived through its capture. One whose gofer or agent
+// had just died is captured as it is, and nothing could wake from that.
+func (m *Manager) outlived(ctx context.Context, l *live) error {
+	l.mu.Lock()
+	inst, agent := l.inst, l.agent
+	l.mu.Unlock()
+	if agent == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	ctx, stop := whileRuns(ctx, inst)
+	defer stop()
+	return orNil(ctx, "look whether the sandbox lived through its capture", agent.WaitReady(ctx))
 }
 
 // recordSnapshot records a whole capture, with holds on what it stands on; or

@@ -6,10 +6,13 @@ package gvisor
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
+	"unicode"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -81,7 +84,9 @@ func New(cfg oci.Config) (*Driver, error) {
 	if cfg.Binary == "" && want != "" {
 		return nil, sandbox.Errorf(sandbox.CodeInvalid, "runsc %q cannot be found: give its path", want)
 	}
-	return &Driver{cfg: cfg, eng: eng, binary: cfg.Binary, version: versionOf(cfg.Binary)}, nil
+	d := &Driver{cfg: cfg, eng: eng, binary: cfg.Binary, version: versionOf(cfg.Binary)}
+	eng.LastWords = d.lastWords
+	return d, nil
 }
 
 // Name implements sandbox.Runtime.
@@ -207,7 +212,7 @@ func (d *Driver) start(spec sandbox.Spec, cpus []int, dir string, c *capture) (o
 		Spec:  spec,
 		CPUs:  cpus,
 		Stage: stage,
-		Argv:  append(d.argv(), "--overlay2="+overlay(spec)),
+		Argv:  append(d.argv(), "--overlay2="+overlay(spec), "--panic-log="+d.panicLog(spec.ID)),
 		Env:   runscEnv,
 		After: func(g *oci.Cgroup, _ *oci.Process) error {
 			// runsc took what the sandbox sees as its memory from the limit at
@@ -239,6 +244,38 @@ func (d *Driver) argv() []string {
 		"--allow-live-tcp-migration=false",
 		"--restore-spec-validation=ignore", // see capture.adapt
 	}
+}
+
+// panicLog is where the Go runtime of a sandbox's Sentry writes when it ends
+// itself.
+func (d *Driver) panicLog(id sandbox.ID) string {
+	return filepath.Join(d.eng.BundleDir(id), "panic.log")
+}
+
+// maxLastWords is how much of a panic is told.
+const maxLastWords = 300
+
+// lastWords gives the first line of a Sentry's panic. What it says may be the
+// workload's doing.
+func (d *Driver) lastWords(id sandbox.ID) string {
+	f, err := os.Open(d.panicLog(id))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	buf := make([]byte, maxLastWords)
+	n, _ := io.ReadFull(f, buf)
+	line, _, _ := strings.Cut(string(buf[:n]), "\n")
+	line = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, line)
+	if line == "" {
+		return ""
+	}
+	return "the Sentry said: " + line
 }
 
 // rwDir holds a sandbox's changes to its root filesystem.

@@ -3,6 +3,7 @@ package gvisor
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/warrenhq/warren/internal/runtime/oci"
 )
@@ -22,9 +23,22 @@ func (i *Instance) Suspend(ctx context.Context) error { return i.stop(ctx, "paus
 // Unsuspend implements sandbox.Suspender.
 func (i *Instance) Unsuspend(ctx context.Context) error { return i.stop(ctx, "resume", "running") }
 
+// stopTimeout bounds one pause or resume of runsc's.
+const stopTimeout = 30 * time.Second
+
 // stop runs runsc's pause or resume; that a sandbox is in the state already is
 // no error.
+//
+// A client's going away does not interrupt it: between the Sentry's answer and
+// runsc's note of it, runsc would take a sandbox that runs for a paused one, and
+// the Sentry ends itself when it is resumed once too often ("Invalid stopCount",
+// pkg/sentry/kernel/task_stop.go).
 func (i *Instance) stop(ctx context.Context, verb, state string) error {
+	if err := ctx.Err(); err != nil {
+		return runError(ctx, verb, i.Spec().ID, err, "")
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
 	id := i.Spec().ID
 	err := i.d.eng.Run(ctx, oci.Command{ID: id, Argv: append(i.d.argv(), verb), Env: runscEnv})
 	if err == nil {

@@ -32,6 +32,10 @@ type Engine struct {
 	name   string // the runtime's
 	parent string // cgroup path of all the daemon's sandboxes
 
+	// LastWords, where set, gives what a sandbox's own kernel said of its end
+	// when it crashed, "" where that is nothing. It is set before any sandbox.
+	LastWords func(sandbox.ID) string
+
 	mu    sync.Mutex
 	ready bool // the parent group was made
 }

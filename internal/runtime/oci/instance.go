@@ -93,6 +93,11 @@ func (i *Instance) watcher(ctx context.Context) {
 		kills, _ := i.grp.OOMKills()
 		status, known := i.proc.exitStatus(!i.ending.Load())
 		exit.Reason, exit.Detail = explain(status, known, kills)
+		if tell := i.eng.LastWords; tell != nil && exit.Reason == sandbox.ReasonRuntimeCrashed && !i.ending.Load() {
+			if said := tell(i.spec.ID); said != "" {
+				exit.Detail += ": " + said
+			}
+		}
 	}
 	i.mu.Lock()
 	i.exit = exit
