@@ -20,6 +20,9 @@ import (
 type Sandboxes interface {
 	// Lookup finds a sandbox whoever's it is. CodeNotFound: there is none.
 	Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	// ByToken finds the live sandbox, whoever's, for whose agent's token is
+	// tells true; it asks about all of them.
+	ByToken(is func(token string) bool) (sandbox.Sandbox, bool)
 	// Use wakes a sandbox that is hibernated, and keeps it from being taken for
 	// idle until release is called. CodeConflict, with the detail "state": it
 	// neither runs nor can be woken.
@@ -77,6 +80,8 @@ func (p *Proxy) Wrap(next http.Handler, trusted bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t, ok, err := Match(r, p.cfg.Domain)
 		switch {
+		case !ok && signed(r):
+			p.serveSigned(w, r)
 		case !ok:
 			next.ServeHTTP(w, r)
 		case err != nil:
