@@ -40,7 +40,7 @@ type Lives interface {
 type Captures interface {
 	Suspend(ctx context.Context, tenant string, id sandbox.ID) error
 	Unsuspend(ctx context.Context, tenant string, id sandbox.ID) error
-	Hibernate(ctx context.Context, tenant string, id sandbox.ID) error
+	Hibernate(ctx context.Context, tenant string, id sandbox.ID, kind sandbox.SnapshotKind) error
 	Wake(ctx context.Context, tenant string, id sandbox.ID) error
 	Snapshot(ctx context.Context, tenant string, id sandbox.ID, r manager.SnapshotRequest) (sandbox.Snapshot, error)
 	Snapshots(ctx context.Context, tenant string, f manager.SnapshotFilter) (page []sandbox.Snapshot, next string, err error)
@@ -63,6 +63,8 @@ type Insides interface {
 	// Use wakes a sandbox that is hibernated, and keeps it from being taken for
 	// idle until release is called.
 	Use(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error)
+	// UseAwake is Use without the waking.
+	UseAwake(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error)
 	Agent(ctx context.Context, tenant string, id sandbox.ID) (*agentclient.Client, error)
 	Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error)
 	Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)

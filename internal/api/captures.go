@@ -24,8 +24,6 @@ func (a *API) registerCaptures() {
 	}{
 		{"suspend", "Freeze a sandbox in RAM", "It keeps its memory and gets no CPU time. One that is suspended already is no error.", a.back.Suspend},
 		{"unsuspend", "Let a suspended sandbox go on", "One that runs already is no error.", a.back.Unsuspend},
-		{"hibernate", "Put a sandbox's memory and disk on storage", "It then holds no memory, no processes and no network slot; the next request to it wakes it. Connections into it are cut. " +
-			"One that is hibernated already is no error. unsupported: its runtime cannot capture memory.", a.back.Hibernate},
 		{"wake", "Wake a hibernated sandbox", "Answers once its agent is up. One that runs already is no error. corrupt_capture: what is on storage is not what was written; " +
 			"the sandbox stays hibernated and its data kept.", a.back.Wake},
 	} {
@@ -40,6 +38,21 @@ func (a *API) registerCaptures() {
 			return nil, op.do(ctx, tenantOf(ctx), id)
 		})
 	}
+	register(a, huma.Operation{
+		OperationID: "hibernate-sandbox", Method: http.MethodPost, Path: "/v1/sandboxes/{id}/hibernate", Tags: []string{"captures"},
+		Summary: "Put a sandbox on storage", DefaultStatus: http.StatusNoContent,
+		Description: "It then holds no memory, no processes and no network slot; the next request to it wakes it. Connections into it are cut. " +
+			"One that is hibernated already is no error. unsupported: its runtime cannot make this kind.",
+	}, func(ctx context.Context, in *struct {
+		ByID
+		Kind string `query:"kind" enum:"full,disk" doc:"What it keeps: its memory and disk, or its disk alone, of which it boots when it wakes; default: what it was made for, else full"`
+	}) (*none, error) {
+		id, err := sandbox.ParseID(in.ID)
+		if err != nil {
+			return nil, err
+		}
+		return nil, a.back.Hibernate(ctx, tenantOf(ctx), id, sandbox.SnapshotKind(in.Kind))
+	})
 	register(a, huma.Operation{
 		OperationID: "create-snapshot", Method: http.MethodPost, Path: "/v1/sandboxes/{id}/snapshots", Tags: []string{"captures"},
 		Summary: "Take a snapshot of a sandbox", DefaultStatus: http.StatusCreated,

@@ -60,7 +60,10 @@ func (c *captures) Suspend(_ context.Context, tenant string, id sandbox.ID) erro
 func (c *captures) Unsuspend(_ context.Context, tenant string, id sandbox.ID) error {
 	return c.call("unsuspend %s %s", tenant, id)
 }
-func (c *captures) Hibernate(_ context.Context, tenant string, id sandbox.ID) error {
+func (c *captures) Hibernate(_ context.Context, tenant string, id sandbox.ID, kind sandbox.SnapshotKind) error {
+	if kind != "" {
+		return c.call("hibernate %s %s %s", tenant, id, kind)
+	}
 	return c.call("hibernate %s %s", tenant, id)
 }
 func (c *captures) Wake(_ context.Context, tenant string, id sandbox.ID) error {

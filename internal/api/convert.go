@@ -27,7 +27,7 @@ func toSandbox(s sandbox.Sandbox, secrets bool) wire.Sandbox {
 		Start: string(s.Start), OOMKills: s.OOMKills, CreatedAt: s.CreatedAt.UTC(),
 		StartedAt: timeOrNil(s.StartedAt), ExpiresAt: timeOrNil(s.ExpiresAt), EndedAt: timeOrNil(s.EndedAt),
 		PublicTraffic: s.PublicTraffic, Instance: string(s.Instance),
-		Snapshot: s.Snapshot, Parent: string(s.Parent), OnTimeout: s.OnTimeout, IdleTimeout: s.IdleTimeout.Seconds(),
+		Snapshot: s.Snapshot, Parent: string(s.Parent), OnTimeout: s.OnTimeout, IdleTimeout: s.IdleTimeout.Seconds(), HibernateKind: s.HibernateKind, ManualWake: s.ManualWake,
 		SuspendedAt: timeOrNil(s.SuspendedAt), HibernatedAt: timeOrNil(s.HibernatedAt),
 	}
 	if s.Link.Address.IsValid() && !s.State.Ended() {

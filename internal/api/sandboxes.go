@@ -148,7 +148,7 @@ func (a *API) createSandbox(ctx context.Context, in *body[wire.CreateSandbox]) (
 	sb, err := a.back.Create(ctx, tenantOf(ctx), manager.CreateRequest{
 		Template: in.Body.Template, Runtime: in.Body.Runtime, Resources: sandbox.Resources(in.Body.Resources), Network: p,
 		Env: in.Body.Env, Metadata: in.Body.Metadata, User: in.Body.User, Workdir: in.Body.Workdir, Hostname: in.Body.Hostname,
-		Timeout: timeout, Snapshot: in.Body.Snapshot, OnTimeout: in.Body.OnTimeout, IdleTimeout: idle,
+		Timeout: timeout, Snapshot: in.Body.Snapshot, OnTimeout: in.Body.OnTimeout, IdleTimeout: idle, HibernateKind: in.Body.HibernateKind, ManualWake: in.Body.ManualWake,
 		EphemeralEnv:  in.Body.EphemeralEnv,
 		PublicTraffic: in.Body.PublicTraffic,
 	})

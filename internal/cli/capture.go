@@ -38,10 +38,22 @@ func (a *app) unsuspendCmd() *cobra.Command {
 }
 
 func (a *app) hibernateCmd() *cobra.Command {
-	return a.eachCmd("hibernate", "Put sandboxes on storage: they hold no memory and no processes",
+	var kind string
+	cmd := a.eachCmd("hibernate", "Put sandboxes on storage: they hold no memory and no processes",
 		"Puts the memory and disk of sandboxes on storage. A hibernated sandbox holds no\n"+
-			"memory, no processes and no network slot; the next request to it wakes it.",
-		func(c *client.Client) func(context.Context, string) error { return c.Hibernate })
+			"memory, no processes and no network slot; the next request to it wakes it. One\n"+
+			"that keeps its disk alone (--kind disk) boots then.",
+		func(c *client.Client) func(context.Context, string) error {
+			return func(ctx context.Context, id string) error {
+				k, err := parseKind(kind)
+				if err != nil {
+					return err
+				}
+				return c.HibernateAs(ctx, id, k)
+			}
+		})
+	cmd.Flags().StringVar(&kind, "kind", "", "what they keep: full (memory and disk) or disk (default: what they were made for, else full)")
+	return cmd
 }
 
 func (a *app) wakeCmd() *cobra.Command {

@@ -18,15 +18,16 @@ import (
 
 // createFlags are what create and run ask of a new sandbox.
 type createFlags struct {
-	template, runtime, mem, disk, timeout string
-	cpus                                  float64
-	pids                                  int
-	net                                   string
-	allow, deny                           []string
-	env, envFile, ephemeral, labels       []string
-	user, workdir, hostname               string
-	snapshot, onTimeout, idle             string
-	public                                bool
+	template, runtime, mem, disk, timeout    string
+	cpus                                     float64
+	pids                                     int
+	net                                      string
+	allow, deny                              []string
+	env, envFile, ephemeral, labels          []string
+	user, workdir, hostname                  string
+	snapshot, onTimeout, hibernateKind, idle string
+	public                                   bool
+	manualWake                               bool
 }
 
 func (f *createFlags) register(a *app, cmd *cobra.Command) {
@@ -39,6 +40,8 @@ func (f *createFlags) register(a *app, cmd *cobra.Command) {
 	fl.StringVar(&f.disk, "disk", "", "limit of what it may write to its root filesystem, such as 2G")
 	fl.StringVar(&f.timeout, "timeout", "", "end it after this time, such as 90s or 1h (default: never)")
 	fl.StringVar(&f.onTimeout, "on-timeout", "", "what happens when --timeout runs out: kill (default) or hibernate")
+	fl.StringVar(&f.hibernateKind, "hibernate-kind", "", "what it keeps when it hibernates by itself: full (memory and disk; default) or disk, of which it boots")
+	fl.BoolVar(&f.manualWake, "manual-wake", false, "traffic to its ports does not wake it: only wake, exec and files do")
 	fl.StringVar(&f.idle, "idle-timeout", "", "hibernate it after this time without a request, a running command or an open stream (default: never)")
 	fl.StringVar(&f.snapshot, "snapshot", "", "snapshot to start from, by name or id")
 	fl.StringVar(&f.net, "net", "", "none, or egress: out to public addresses (default)")
@@ -62,7 +65,7 @@ func (f *createFlags) register(a *app, cmd *cobra.Command) {
 func (f *createFlags) request(a *app) (wire.CreateSandbox, error) {
 	r := wire.CreateSandbox{
 		Template: f.template, Runtime: f.runtime, User: f.user, Workdir: f.workdir, Hostname: f.hostname, Snapshot: f.snapshot,
-		PublicTraffic: f.public,
+		PublicTraffic: f.public, ManualWake: f.manualWake,
 	}
 	r.Resources.CPUs, r.Resources.PIDs = f.cpus, f.pids
 	var err error
@@ -82,6 +85,9 @@ func (f *createFlags) request(a *app) (wire.CreateSandbox, error) {
 			return r, err
 		}
 		r.Timeout = d.Seconds()
+	}
+	if r.HibernateKind, err = parseKind(f.hibernateKind); err != nil {
+		return r, usagef("--hibernate-kind %q: give full or disk", f.hibernateKind)
 	}
 	switch r.OnTimeout = sandbox.OnTimeout(f.onTimeout); r.OnTimeout {
 	case "", sandbox.OnTimeoutKill, sandbox.OnTimeoutHibernate:

@@ -6,6 +6,7 @@ import (
 	"net/url"
 
 	"github.com/warrenhq/warren/internal/api/wire"
+	"github.com/warrenhq/warren/internal/sandbox"
 )
 
 // Suspend freezes a sandbox in RAM; one that is suspended already is no error.
@@ -18,9 +19,17 @@ func (c *Client) Unsuspend(ctx context.Context, id string) error {
 	return c.json(ctx, call{method: "POST", path: sandboxPath(id, "/unsuspend")}, nil)
 }
 
-// Hibernate puts a sandbox's memory and disk on storage and frees what it held.
-func (c *Client) Hibernate(ctx context.Context, id string) error {
-	return c.json(ctx, call{method: "POST", path: sandboxPath(id, "/hibernate")}, nil)
+// Hibernate puts a sandbox on storage and frees what it held. It keeps what it
+// was made to keep: its memory and disk, where nothing else was asked for.
+func (c *Client) Hibernate(ctx context.Context, id string) error { return c.HibernateAs(ctx, id, "") }
+
+// HibernateAs is Hibernate with a choice of what the sandbox keeps.
+func (c *Client) HibernateAs(ctx context.Context, id string, kind sandbox.SnapshotKind) error {
+	q := url.Values{}
+	if kind != "" {
+		q.Set("kind", string(kind))
+	}
+	return c.json(ctx, call{method: "POST", path: sandboxPath(id, "/hibernate"), query: q}, nil)
 }
 
 // Wake wakes a hibernated sandbox and returns once its agent is up. Any other

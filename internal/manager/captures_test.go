@@ -104,7 +104,7 @@ func TestHibernateAndWake(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := m.Hibernate(t.Context(), tenant, id); err != nil {
+		if err := m.Hibernate(t.Context(), tenant, id, ""); err != nil {
 			t.Fatal(err)
 		}
 		if s := state(t, m, id); s.State != sandbox.Hibernated || s.HibernatedAt.IsZero() || s.Link.NetNS != "" {
@@ -151,7 +151,7 @@ func TestHibernateAndWake(t *testing.T) {
 		}
 		w.check(t)
 	}
-	if err := m.Hibernate(t.Context(), tenant, id); err != nil {
+	if err := m.Hibernate(t.Context(), tenant, id, ""); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.Kill(t.Context(), tenant, id); err != nil {
@@ -166,7 +166,7 @@ func TestWakeThatFails(t *testing.T) {
 	m := w.start(t)
 	id := create(t, m, manager.CreateRequest{Runtime: "full"}).ID
 	write(t, w.full, id, "kept")
-	if err := m.Hibernate(t.Context(), tenant, id); err != nil {
+	if err := m.Hibernate(t.Context(), tenant, id, ""); err != nil {
 		t.Fatal(err)
 	}
 	refused := func(code sandbox.Code, words ...string) {
@@ -223,12 +223,12 @@ func TestHibernateThatFails(t *testing.T) {
 	w := newWorld(t)
 	m := w.start(t)
 	plain := create(t, m, manager.CreateRequest{Runtime: "fake"}).ID
-	wantCode(t, m.Hibernate(t.Context(), tenant, plain), sandbox.CodeUnsupported, "capture memory", "gvisor")
+	wantCode(t, m.Hibernate(t.Context(), tenant, plain, ""), sandbox.CodeUnsupported, "capture memory", "gvisor")
 	_, err := m.Create(t.Context(), tenant, manager.CreateRequest{Runtime: "fake", OnTimeout: sandbox.OnTimeoutHibernate})
 	wantCode(t, err, sandbox.CodeUnsupported, "hibernate")
 	id := create(t, m, manager.CreateRequest{Runtime: "full"}).ID
 	w.full.OnCheckpoint = func(context.Context, sandbox.ID) error { return errors.New("no luck") }
-	wantCode(t, m.Hibernate(t.Context(), tenant, id), sandbox.CodeInternal, "no luck")
+	wantCode(t, m.Hibernate(t.Context(), tenant, id, ""), sandbox.CodeInternal, "no luck")
 	write(t, w.full, id, "goes on")
 	w.full.OnCheckpoint = nil
 	wantMemory(t, w.full, id, "goes on", "goes on")
@@ -369,7 +369,7 @@ func TestFork(t *testing.T) {
 	if frozen, suspended := w.full.Box(src).Stopped(); !frozen || !suspended {
 		t.Error("the fork woke the suspended source")
 	}
-	if err := m.Hibernate(ctx, tenant, src); err != nil {
+	if err := m.Hibernate(ctx, tenant, src, ""); err != nil {
 		t.Fatal(err)
 	}
 	forkIn(sandbox.Hibernated)
@@ -512,7 +512,7 @@ func TestHibernateAtTimeout(t *testing.T) {
 	}
 	// One that is to be killed is, also while it hibernates.
 	killed := create(t, m, manager.CreateRequest{Runtime: "full", Timeout: time.Second}).ID
-	if err := m.Hibernate(t.Context(), tenant, killed); err != nil {
+	if err := m.Hibernate(t.Context(), tenant, killed, ""); err != nil {
 		t.Fatal(err)
 	}
 	w.clock.Advance(2 * time.Second)

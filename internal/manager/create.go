@@ -143,7 +143,7 @@ func (m *Manager) fill(p *plan, tenant string, r CreateRequest, templateID strin
 			Template: r.Template, TemplateID: templateID, Resources: r.Resources, Network: r.Network,
 			Env: r.Env, User: r.User, Workdir: r.Workdir, Metadata: r.Metadata, Hostname: r.Hostname,
 			Token: secret(), TrafficToken: secret(), PublicTraffic: r.PublicTraffic,
-			OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout,
+			OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout, HibernateKind: r.HibernateKind, ManualWake: r.ManualWake,
 			Start: sandbox.StartCold, CreatedAt: m.now(),
 		},
 		Op: store.OpCreate, Internal: r.InlineLayers != nil, Layers: layers, BootID: m.bootID,

@@ -94,7 +94,7 @@ func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.
 			goneOn()
 		})
 	}()
-	kind, err := m.kindFor(l, r.Kind)
+	kind, err := m.kindFor(ctx, l, r.Kind)
 	if err != nil {
 		return source, n, err
 	}
@@ -134,7 +134,7 @@ func (m *Manager) makeChild(ctx context.Context, source store.Record, n store.Sn
 	}
 	p, err := m.planFrom(ctx, n, CreateRequest{
 		Env: env, Metadata: maps.Clone(meta), Timeout: r.Timeout, Network: source.Network,
-		OnTimeout: source.OnTimeout, IdleTimeout: source.IdleTimeout, PublicTraffic: source.PublicTraffic,
+		OnTimeout: source.OnTimeout, IdleTimeout: source.IdleTimeout, HibernateKind: source.HibernateKind, ManualWake: source.ManualWake, PublicTraffic: source.PublicTraffic,
 	})
 	if err != nil {
 		return sandbox.Sandbox{}, err
@@ -237,14 +237,15 @@ func (m *Manager) checkResources(rt sandbox.Runtime, res sandbox.Resources) erro
 
 // checkTimeouts tells whether rt can do what r wants at its timeouts.
 func (m *Manager) checkTimeouts(rt sandbox.Runtime, r CreateRequest) error {
-	if _, ok := rt.(sandbox.Restorer); ok {
+	_, memory := rt.(sandbox.Restorer)
+	if memory || r.HibernateKind == sandbox.SnapshotDisk {
 		return nil
 	}
 	if r.OnTimeout == sandbox.OnTimeoutHibernate {
-		return cannot(rt.Name(), "hibernate sandboxes", "let the timeout kill it, or use gvisor")
+		return cannot(rt.Name(), "hibernate sandboxes with their memory", "let them keep their disk alone (kind disk), let the timeout kill it, or use gvisor")
 	}
 	if r.IdleTimeout > 0 {
-		return cannot(rt.Name(), "hibernate sandboxes that are idle", "give a timeout instead, or use gvisor")
+		return cannot(rt.Name(), "hibernate sandboxes that are idle with their memory", "let them keep their disk alone (kind disk), give a timeout instead, or use gvisor")
 	}
 	return nil
 }

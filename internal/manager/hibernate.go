@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,21 +35,28 @@ var (
 // nothing of the host's memory, processes and network. Connections into it
 // end. It is nil for one that hibernates already.
 //
-// Errors: CodeConflict (its state), CodeUnsupported (its runtime cannot capture
-// memory), CodeDiskFull; on error it goes on as it was.
-func (m *Manager) Hibernate(ctx context.Context, tenant string, id sandbox.ID) error {
+// kind is what it keeps: its memory and disk, or its disk alone, of which it
+// boots when it wakes, its template's start command included; "" is the
+// sandbox's own HibernateKind.
+//
+// Errors: CodeConflict (its state), CodeUnsupported (its runtime cannot make
+// the kind), CodeDiskFull; on error it goes on as it was.
+func (m *Manager) Hibernate(ctx context.Context, tenant string, id sandbox.ID, kind sandbox.SnapshotKind) error {
+	if err := validateKind(kind); err != nil {
+		return err
+	}
 	m.tasks.begin()
 	defer m.tasks.end()
 	l, err := m.of(ctx, tenant, id)
 	if err != nil {
 		return err
 	}
-	return m.hibernate(ctx, l, func(store.Record) bool { return true })
+	return m.hibernate(ctx, l, kind, func(store.Record) bool { return true })
 }
 
 // hibernate does so if cond still holds when l's turn has come; cond is called
 // with l.mu held.
-func (m *Manager) hibernate(ctx context.Context, l *live, cond func(store.Record) bool) error {
+func (m *Manager) hibernate(ctx context.Context, l *live, kind sandbox.SnapshotKind, cond func(store.Record) bool) error {
 	ctx, stop := m.bound(ctx)
 	defer stop()
 	if err := l.take(ctx); err != nil {
@@ -64,10 +72,16 @@ func (m *Manager) hibernate(ctx context.Context, l *live, cond func(store.Record
 	case !ok || rec.State == sandbox.Hibernated:
 		return nil
 	}
-	if _, can := m.runtimes[rec.Runtime].(sandbox.Restorer); !can && rec.State.Live() {
-		return cannot(rec.Runtime, "capture memory, which hibernating needs", "suspend it, or use gvisor")
+	if kind == "" {
+		kind = rec.HibernateKind
 	}
-	if _, err := m.kindFor(l, sandbox.SnapshotFull); err != nil {
+	if kind == "" {
+		kind = sandbox.SnapshotFull
+	}
+	if _, can := m.runtimes[rec.Runtime].(sandbox.Restorer); kind == sandbox.SnapshotFull && !can && rec.State.Live() {
+		return cannot(rec.Runtime, "capture memory", "hibernate it with its disk alone (kind disk), suspend it, or use gvisor")
+	}
+	if _, err := m.kindFor(ctx, l, kind); err != nil {
 		return err
 	}
 	thaw := func() {}
@@ -77,7 +91,7 @@ func (m *Manager) hibernate(ctx context.Context, l *live, cond func(store.Record
 			return err
 		}
 	}
-	n := m.newSnapshot(rec, sandbox.SnapshotFull)
+	n := m.newSnapshot(rec, kind)
 	n.Hidden = true
 	n, err := m.capture(ctx, l, n, nil)
 	if err != nil {
@@ -91,6 +105,7 @@ func (m *Manager) hibernate(ctx context.Context, l *live, cond func(store.Record
 	// From here on the capture is the sandbox.
 	err = m.update(ctx, l, func(r *store.Record) {
 		r.State, r.Op, r.Capture = sandbox.Hibernated, store.OpHibernate, n.ID
+		r.Layers = n.Layers // a disk's capture is one of them from now on
 		r.HibernatedAt, r.SuspendedAt = m.now(), time.Time{}
 		if r.OnTimeout == sandbox.OnTimeoutHibernate {
 			r.ExpiresAt = time.Time{} // its time goes on when it wakes
@@ -105,7 +120,9 @@ func (m *Manager) hibernate(ctx context.Context, l *live, cond func(store.Record
 	l.detach()
 	m.ttl.set(l.id, l.record().ExpiresAt)
 	m.idle.set(l.id, time.Time{})
-	m.spares.want(rec, 1)
+	if kind == sandbox.SnapshotFull {
+		m.spares.want(rec, 1)
+	}
 	if err := m.evict(m.working, l); err != nil {
 		m.log.ErrorContext(ctx, "remove what ran of a hibernated sandbox; it is tried again", "sandbox", l.id, "error", err)
 		m.tasks.run(func() { m.evictAgain(m.working, l) })
@@ -372,7 +389,10 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 	}
 	defer m.creates.Release(1)
 	defer m.ledger.settle(l.id)
-	spare := m.spares.take(ctx, l.record())
+	var spare *spare
+	if n.Kind == sandbox.SnapshotFull {
+		spare = m.spares.take(ctx, l.record())
+	}
 	if spare != nil {
 		defer m.spares.handed(spare)
 		// On record with the state: until then Start finds it by its absence.
@@ -389,17 +409,15 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 		return err
 	}
 	pointWakeSlot.Hit()
-	inst, err := m.revive(ctx, l, rt, n.ID, spare)
+	start := m.goOn
+	if n.Kind == sandbox.SnapshotDisk {
+		start = m.reboot
+	}
+	following, err := start(ctx, l, rt, n, spare)
 	if err != nil {
 		return err
 	}
-	agent := l.setInstance(m, inst)
-	pointWakeRestored.Hit()
 	rec := l.record()
-	req := agentclient.RestoredRequest{InitRequest: m.identity(rec, nil), Wake: true}
-	if err := m.tellRestored(ctx, l, n.Token, req); err != nil {
-		return err
-	}
 	pointWakeGoing.Hit()
 	now := m.now()
 	// Its commands go on already: nobody's giving up may take it back now.
@@ -414,7 +432,7 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 		return err
 	}
 	pointWakeRecorded.Hit()
-	m.watch(l, inst)
+	m.watch(l, l.instance())
 	l.mu.Lock()
 	l.lastUse = now
 	m.armIdle(l)
@@ -426,14 +444,51 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 			m.log.WarnContext(ctx, "remove a directory that a sandbox has no more; its end does", "sandbox", l.id, "error", err)
 		}
 	}
-	m.loaded(l, inst, n.ID)
-	m.spares.want(l.record(), 1)
-	m.tasks.run(func() {
-		ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)
-		defer cancel()
-		m.refollowStart(ctx, l, agent)
-	})
+	following()
 	return nil
+}
+
+// goOn restores l from its capture's memory, and lets its commands go on.
+// following is what is left to do when it is on record that it runs.
+func (m *Manager) goOn(ctx context.Context, l *live, rt sandbox.Runtime, n store.Snapshot, spare *spare) (following func(), err error) {
+	inst, err := m.revive(ctx, l, rt, n.ID, spare)
+	if err != nil {
+		return nil, err
+	}
+	agent := l.setInstance(m, inst)
+	pointWakeRestored.Hit()
+	req := agentclient.RestoredRequest{InitRequest: m.identity(l.record(), nil), Wake: true}
+	if err := m.tellRestored(ctx, l, n.Token, req); err != nil {
+		return nil, err
+	}
+	return func() {
+		m.loaded(l, inst, n.ID)
+		m.spares.want(l.record(), 1)
+		m.tasks.run(func() {
+			ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)
+			defer cancel()
+			m.refollowStart(ctx, l, agent)
+		})
+	}, nil
+}
+
+// reboot starts l anew from its disk.
+func (m *Manager) reboot(ctx context.Context, l *live, rt sandbox.Runtime, _ store.Snapshot, _ *spare) (following func(), err error) {
+	rec := l.record()
+	p := plan{runtime: rt}
+	if rec.TemplateID != "" {
+		t, err := m.cfg.Templates.Get(ctx, rec.Tenant, rec.TemplateID)
+		if err != nil {
+			return nil, describe(err, "the template of the sandbox")
+		}
+		p.config = t.Config
+	}
+	p.env = maps.Clone(p.config.Env)
+	if p.env == nil {
+		p.env = map[string]string{}
+	}
+	maps.Copy(p.env, rec.Env)
+	return func() {}, m.boot(ctx, l, p)
 }
 
 // revive restores l from a capture, in spare where there is one. Its commands

@@ -467,7 +467,7 @@ func (m *Manager) captureWarm(ctx context.Context, poolID string, l *live) (n st
 		return n, err
 	}
 	defer l.give()
-	if _, err := m.kindFor(l, sandbox.SnapshotFull); err != nil {
+	if _, err := m.kindFor(ctx, l, sandbox.SnapshotFull); err != nil {
 		return n, err
 	}
 	n = m.newSnapshot(l.record(), sandbox.SnapshotFull)

@@ -139,7 +139,7 @@ func wantHidden(t *testing.T, m *manager.Manager, ids ...sandbox.ID) {
 		_, dial := m.Dial(ctx, tenant, id, sandbox.AgentPort)
 		for what, err := range map[string]error{
 			"get": get, "lookup": lookup, "agent": agent, "use": use, "stats": stats, "fork": fork, "snapshot": snap, "timeout": ttl, "logs": logs, "dial": dial,
-			"kill": m.Kill(ctx, tenant, id), "suspend": m.Suspend(ctx, tenant, id), "hibernate": m.Hibernate(ctx, tenant, id), "wake": m.Wake(ctx, tenant, id),
+			"kill": m.Kill(ctx, tenant, id), "suspend": m.Suspend(ctx, tenant, id), "hibernate": m.Hibernate(ctx, tenant, id, ""), "wake": m.Wake(ctx, tenant, id),
 			"network": m.SetNetwork(ctx, tenant, id, sandbox.NetworkPolicy{}),
 		} {
 			if sandbox.CodeOf(err) != sandbox.CodeNotFound {

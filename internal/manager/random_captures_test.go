@@ -186,7 +186,7 @@ func captureStep(t *testing.T, w *world, m *manager.Manager, r *rand.Rand, mod *
 	case 1:
 		legal("unsuspend", m.Unsuspend(ctx, tenant, id))
 	case 2, 3:
-		legal("hibernate", m.Hibernate(ctx, tenant, id))
+		legal("hibernate", m.Hibernate(ctx, tenant, id, ""))
 	case 4:
 		legal("wake", m.Wake(ctx, tenant, id))
 	case 5, 6:

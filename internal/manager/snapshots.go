@@ -57,7 +57,7 @@ func (m *Manager) Snapshot(ctx context.Context, tenant string, id sandbox.ID, r 
 		return sandbox.Snapshot{}, err
 	}
 	defer done()
-	kind, err := m.kindFor(l, r.Kind)
+	kind, err := m.kindFor(ctx, l, r.Kind)
 	if err != nil {
 		return sandbox.Snapshot{}, err
 	}
@@ -93,7 +93,7 @@ func validateKind(k sandbox.SnapshotKind) error {
 
 // kindFor tells of which kind a capture of l will be, or why there can be
 // none. The caller has the turn.
-func (m *Manager) kindFor(l *live, asked sandbox.SnapshotKind) (sandbox.SnapshotKind, error) {
+func (m *Manager) kindFor(ctx context.Context, l *live, asked sandbox.SnapshotKind) (sandbox.SnapshotKind, error) {
 	rec := l.record()
 	if err := l.notEnding(); err != nil {
 		return "", err
@@ -101,11 +101,15 @@ func (m *Manager) kindFor(l *live, asked sandbox.SnapshotKind) (sandbox.Snapshot
 	_, full := m.runtimes[rec.Runtime].(sandbox.Restorer)
 	switch rec.State {
 	case sandbox.Hibernated:
-		if asked == sandbox.SnapshotDisk {
-			return "", sandbox.Errorf(sandbox.CodeConflict, "sandbox %s is hibernated: its disk alone can be captured while it is awake; wake it, or ask for kind %s", rec.ID, sandbox.SnapshotFull).
+		n, err := m.store.GetSnapshot(ctx, rec.Capture)
+		if err != nil {
+			return "", err
+		}
+		if asked != "" && asked != n.Kind {
+			return "", sandbox.Errorf(sandbox.CodeConflict, "sandbox %s is hibernated, and what it keeps is of kind %s: ask for that, or wake it", rec.ID, n.Kind).
 				With("state", string(rec.State))
 		}
-		return sandbox.SnapshotFull, nil
+		return n.Kind, nil
 	case sandbox.Running, sandbox.Suspended:
 	default:
 		return "", l.mustRun()
@@ -358,7 +362,11 @@ func (m *Manager) copyCapture(ctx context.Context, l *live, n store.Snapshot) (s
 	if err != nil {
 		return n, err
 	}
-	man, err := m.snaps.Copy(ctx, from.ID, n.ID)
+	copy := m.snaps.Copy
+	if from.Kind == sandbox.SnapshotDisk {
+		copy = m.snaps.Above // the sandbox's layers have it: see newSnapshot
+	}
+	man, err := copy(ctx, from.ID, n.ID)
 	if err != nil {
 		return n, err
 	}

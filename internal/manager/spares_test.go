@@ -66,7 +66,7 @@ func TestSpareTaken(t *testing.T) {
 	w.settle(t, 2)
 	w.check(t)
 
-	if err := w.m.Hibernate(t.Context(), tenant, id); err != nil {
+	if err := w.m.Hibernate(t.Context(), tenant, id, ""); err != nil {
 		t.Fatal(err)
 	}
 	spares = w.full.Ready()
@@ -91,7 +91,7 @@ func TestSpareTaken(t *testing.T) {
 	}
 	m := w.start(t)
 	w.check(t)
-	if err := m.Hibernate(t.Context(), tenant, id); err != nil {
+	if err := m.Hibernate(t.Context(), tenant, id, ""); err != nil {
 		t.Fatal(err)
 	}
 	w.rest(t)

@@ -30,6 +30,10 @@ type CreateRequest struct {
 	// IdleTimeout hibernates it after so long without a request, a running
 	// exec or an open stream; 0 is never.
 	IdleTimeout time.Duration
+	// HibernateKind is what it keeps of itself at either; "" is all.
+	HibernateKind sandbox.SnapshotKind
+	// ManualWake keeps traffic by the proxy from waking it.
+	ManualWake bool
 	// EphemeralEnv names variables of Env that no fork of it and no sandbox of
 	// a snapshot of it is given.
 	EphemeralEnv []string

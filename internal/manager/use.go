@@ -23,8 +23,26 @@ func (m *Manager) Use(ctx context.Context, tenant string, id sandbox.ID) (releas
 	return m.use(ctx, l)
 }
 
+// UseAwake is Use for a caller that is not to wake the sandbox: CodeConflict,
+// with the detail "state", where it is hibernated.
+func (m *Manager) UseAwake(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error) {
+	l, err := m.of(ctx, tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	return m.useIf(ctx, l, func() error {
+		return sandbox.Errorf(sandbox.CodeConflict, "sandbox %s is hibernated, and is woken by its owner alone", id).
+			With("state", string(sandbox.Hibernated))
+	})
+}
+
 // use waits until l runs, waking it where that is needed, and counts a user.
 func (m *Manager) use(ctx context.Context, l *live) (release func(), err error) {
+	return m.useIf(ctx, l, func() error { return m.wakeUp(ctx, l) })
+}
+
+// useIf is use with something else to do where l is hibernated.
+func (m *Manager) useIf(ctx context.Context, l *live, asleepDo func() error) (release func(), err error) {
 	for {
 		l.mu.Lock()
 		wait, err := l.whyWait()
@@ -42,7 +60,7 @@ func (m *Manager) use(ctx context.Context, l *live) (release func(), err error) 
 			return nil, err
 		}
 		if asleep {
-			if err := m.wakeUp(ctx, l); err != nil {
+			if err := asleepDo(); err != nil {
 				return nil, err
 			}
 			continue
@@ -111,7 +129,7 @@ func (m *Manager) idled(id sandbox.ID) {
 			l.mu.Unlock()
 			return
 		}
-		err := m.hibernate(ctx, l, func(r store.Record) bool {
+		err := m.hibernate(ctx, l, "", func(r store.Record) bool {
 			return r.State == sandbox.Running && l.uses == 0 && !m.now().Before(l.lastUse.Add(r.IdleTimeout))
 		})
 		if err == nil || ctx.Err() != nil {

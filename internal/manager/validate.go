@@ -67,6 +67,9 @@ func (r CreateRequest) validate() error {
 	default:
 		return invalid("%q cannot be done at the timeout: give %q or %q", short(string(r.OnTimeout)), sandbox.OnTimeoutKill, sandbox.OnTimeoutHibernate)
 	}
+	if err := validateKind(r.HibernateKind); err != nil {
+		return err
+	}
 	if r.IdleTimeout != 0 && (r.IdleTimeout < minIdle || r.IdleTimeout > maxTimeout) {
 		return invalid("the idle timeout is %v: give 0 (never), or %v to %v", r.IdleTimeout, minIdle, maxTimeout)
 	}

@@ -89,7 +89,7 @@ func (m *Manager) expire(id sandbox.ID) {
 const hibernateRetry = 10 * time.Second
 
 func (m *Manager) hibernateAtTimeout(l *live, over func(store.Record) bool) {
-	err := m.hibernate(m.working, l, over)
+	err := m.hibernate(m.working, l, "", over)
 	if err == nil || m.working.Err() != nil || l.notEnding() != nil {
 		return
 	}

@@ -103,7 +103,7 @@ func TestBoundary(t *testing.T) {
 		{"none / 9p rw", "/etc/secret / 9p rw", "mounts", "no", "/etc/secret"},
 		{"none / 9p rw", "/sys/fs/cgroup / cgroup rw", "mounts", "yes", "2 mounts"},
 		{"CapEff:\t00000000000000c0", "CapEff:\t0000000000200000", "caps", "info", "sys_admin"},
-		{"NoNewPrivs:\t1", "NoNewPrivs:\t0", "nnp", "no", "0"},
+		{"NoNewPrivs:\t1", "NoNewPrivs:\t0", "nnp", "info", "sudo"},
 		{"@@ nproc\n1", "@@ nproc\n8", "nproc", "no", "the host has 8"},
 		{"524288 kB", "16384000 kB", "meminfo", "no", "16000 MiB"},
 		{"@@ dmi\n", "@@ dmi\nMachine 9\n", "dmi", "no", "Machine 9"},

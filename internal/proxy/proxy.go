@@ -27,6 +27,9 @@ type Sandboxes interface {
 	// idle until release is called. CodeConflict, with the detail "state": it
 	// neither runs nor can be woken.
 	Use(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error)
+	// UseAwake is Use that wakes nothing: CodeConflict, with the detail
+	// "state", where the sandbox is hibernated.
+	UseAwake(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error)
 	// Dial connects to a port inside. CodeUnavailable: nothing listens there.
 	Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error)
 }
@@ -109,7 +112,11 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, t Target, trusted 
 			return
 		}
 	}
-	p.Serve(w, r, sb, t.Port)
+	use := p.cfg.Sandboxes.Use
+	if sb.ManualWake {
+		use = p.cfg.Sandboxes.UseAwake
+	}
+	p.carry(w, r, sb, t.Port, use)
 }
 
 // admit gives 0 where r may reach the port, else the status and the reason.
@@ -145,6 +152,12 @@ func (p *Proxy) admit(r *http.Request, sb sandbox.Sandbox, port int) (int, strin
 // forwarded as it stands in r.URL. One that is hibernated is woken first: the
 // request, or the upgrade, waits for it.
 func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox, port int) {
+	p.carry(w, r, sb, port, p.cfg.Sandboxes.Use)
+}
+
+type use func(ctx context.Context, tenant string, id sandbox.ID) (release func(), err error)
+
+func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox, port int, use use) {
 	t := Target{ID: sb.ID, Port: port}
 	switch {
 	case sb.State.Ended():
@@ -155,7 +168,7 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox
 		writeError(w, http.StatusBadGateway, t, "The sandbox is "+string(sb.State))
 		return
 	}
-	release, err := p.cfg.Sandboxes.Use(r.Context(), sb.Tenant, sb.ID)
+	release, err := use(r.Context(), sb.Tenant, sb.ID)
 	if err != nil {
 		p.failUse(w, r, t, err)
 		return
@@ -240,6 +253,8 @@ func (p *Proxy) failUse(w http.ResponseWriter, r *http.Request, t Target, err er
 		w.WriteHeader(statusClientClosed)
 	case code == sandbox.CodeConflict && e.Details["state"] == string(sandbox.Suspended):
 		writeError(w, http.StatusBadGateway, t, "The sandbox is suspended")
+	case code == sandbox.CodeConflict && e.Details["state"] == string(sandbox.Hibernated):
+		writeError(w, http.StatusBadGateway, t, "The sandbox is hibernated, and traffic does not wake it: resume it first")
 	case code == sandbox.CodeNotFound, code == sandbox.CodeConflict:
 		writeError(w, http.StatusBadGateway, t, "The sandbox was not found")
 	case code == sandbox.CodeNoCapacity, code == sandbox.CodeUnavailable, code == sandbox.CodeDiskFull:

@@ -74,6 +74,16 @@ func (h *hosts) Dial(ctx context.Context, tenant string, id sandbox.ID, port int
 	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 }
 
+func (h *hosts) UseAwake(ctx context.Context, tenant string, id sandbox.ID) (func(), error) {
+	h.mu.Lock()
+	asleep := h.byID[id].State == sandbox.Hibernated
+	h.mu.Unlock()
+	if asleep {
+		return nil, sandbox.Errorf(sandbox.CodeConflict, "asleep").With("state", string(sandbox.Hibernated))
+	}
+	return h.Use(ctx, tenant, id)
+}
+
 func (h *hosts) Use(_ context.Context, _ string, id sandbox.ID) (func(), error) {
 	h.mu.Lock()
 	use := h.use

@@ -227,3 +227,40 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 	t.Fatalf("not so: %s", what)
 }
+
+// TestManualWake sends traffic to a hibernated sandbox that it is not to wake.
+func TestManualWake(t *testing.T) {
+	base, h, _ := front(t, false, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {}))
+	asked, awake := h.asleep()
+	close(awake)
+	h.mu.Lock()
+	sb := h.byID[idAsleep]
+	sb.ManualWake = true
+	h.byID[idAsleep] = sb
+	h.mu.Unlock()
+	c := client(t, false)
+	get := func() (int, string) {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", base, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = "8080-" + string(idAsleep) + ".box.test"
+		res, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		body, _ := io.ReadAll(res.Body)
+		return res.StatusCode, string(body)
+	}
+	if status, body := get(); status != 502 || !strings.Contains(body, "traffic does not wake it") || len(asked) > 0 {
+		t.Errorf("%d %s, and it was woken %d times", status, body, len(asked))
+	}
+	sb.State = sandbox.Running
+	h.mu.Lock()
+	h.byID[idAsleep] = sb
+	h.mu.Unlock()
+	if status, body := get(); status != 200 {
+		t.Errorf("awake: %d %s", status, body)
+	}
+}

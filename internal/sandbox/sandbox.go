@@ -37,7 +37,14 @@ type Sandbox struct {
 	// IdleTimeout is how long it may go without a request, a running exec or an
 	// open stream before it hibernates; 0 is for ever.
 	IdleTimeout time.Duration
-	Link        Link
+	// HibernateKind is what it keeps when it hibernates and nothing else is
+	// asked for: "" and SnapshotFull are its memory and disk, SnapshotDisk its
+	// disk alone, of which it boots when it wakes.
+	HibernateKind SnapshotKind
+	// ManualWake keeps traffic by the proxy from waking it: who is to use it
+	// wakes it by the API.
+	ManualWake bool
+	Link       Link
 	// Instance is the id under which the host has what runs of it: the
 	// runtime's, the directory's and the network slot's. "" is its own; it has
 	// another one when it woke in what was made before for any sandbox.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -284,6 +285,39 @@ func (l *Library) Copy(ctx context.Context, from, to string) (Manifest, error) {
 		}
 	}
 	return got, nil
+}
+
+// Above makes the capture to an empty layer that goes above the one of the disk
+// capture from: the root of it is the same, and nothing is in it.
+func (l *Library) Above(ctx context.Context, from, to string) (Manifest, error) {
+	m, err := readManifest(l.path(from, manifestName))
+	if err != nil {
+		return m, corrupt(from, err)
+	}
+	root, err := os.Stat(l.Path(from))
+	if err != nil {
+		return m, corrupt(from, err)
+	}
+	d, err := l.Begin(to)
+	if err != nil {
+		return m, err
+	}
+	err = os.Mkdir(d.Data, 0o700)
+	if err == nil {
+		st := root.Sys().(*syscall.Stat_t)
+		err = os.Chown(d.Data, int(st.Uid), int(st.Gid))
+	}
+	if err == nil {
+		err = os.Chmod(d.Data, root.Mode())
+	}
+	if err != nil {
+		return m, errors.Join(diskError("make an empty layer", err), d.Abort())
+	}
+	m, err = d.Commit(ctx, m, false)
+	if err != nil {
+		return m, errors.Join(err, d.Abort())
+	}
+	return m, nil
 }
 
 // link makes hard links of all files, which a checkpoint has in directories.

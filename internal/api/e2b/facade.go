@@ -37,7 +37,7 @@ type SandboxesBackend interface {
 	SetTimeout(ctx context.Context, tenant string, id sandbox.ID, d time.Duration) (sandbox.Sandbox, error)
 	SetNetwork(ctx context.Context, tenant string, id sandbox.ID, p sandbox.NetworkPolicy) error
 	Unsuspend(ctx context.Context, tenant string, id sandbox.ID) error
-	Hibernate(ctx context.Context, tenant string, id sandbox.ID) error
+	Hibernate(ctx context.Context, tenant string, id sandbox.ID, kind sandbox.SnapshotKind) error
 	Wake(ctx context.Context, tenant string, id sandbox.ID) error
 	Fork(ctx context.Context, tenant string, id sandbox.ID, r manager.ForkRequest) ([]manager.ForkResult, error)
 	Snapshot(ctx context.Context, tenant string, id sandbox.ID, r manager.SnapshotRequest) (sandbox.Snapshot, error)

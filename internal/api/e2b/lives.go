@@ -59,12 +59,20 @@ func (f *facade) connect(w http.ResponseWriter, r *http.Request, tenant string) 
 	}
 	status := http.StatusOK
 	if asleep(sb) {
-		if in.Memory != nil && !*in.Memory {
-			return noReboot
-		}
 		status = http.StatusCreated
 		if err := f.wake(r.Context(), tenant, sb); err != nil {
 			return err
+		}
+		if in.Memory != nil && !*in.Memory {
+			// Of a pause with memory the disk alone cannot be read: it boots
+			// from the disk that it has when it is awake. One that kept none
+			// boots once more.
+			if err := f.Back.Hibernate(r.Context(), tenant, sb.ID, sandbox.SnapshotDisk); err != nil {
+				return err
+			}
+			if err := f.Back.Wake(r.Context(), tenant, sb.ID); err != nil {
+				return err
+			}
 		}
 	}
 	if status == http.StatusCreated || !sb.ExpiresAt.IsZero() && sb.ExpiresAt.Before(time.Now().Add(d)) {
@@ -74,8 +82,6 @@ func (f *facade) connect(w http.ResponseWriter, r *http.Request, tenant string) 
 	}
 	return writeJSON(w, status, f.toMade(r, sb))
 }
-
-var noReboot = sandbox.Errorf(sandbox.CodeUnsupported, "a pause keeps the memory, and it is not thrown away: make a snapshot of kind disk by Warren's own API and a sandbox of it instead")
 
 func (f *facade) wake(ctx context.Context, tenant string, sb sandbox.Sandbox) error {
 	if sb.State == sandbox.Suspended {
@@ -161,8 +167,9 @@ func (f *facade) pause(w http.ResponseWriter, r *http.Request, tenant string) er
 	if err := readJSON(r, &in); err != nil {
 		return err
 	}
+	kind := sandbox.SnapshotFull
 	if in.Memory != nil && !*in.Memory {
-		return sandbox.Errorf(sandbox.CodeUnsupported, "a pause without the memory is not supported: pause with it, or make a snapshot of kind disk by Warren's own API")
+		kind = sandbox.SnapshotDisk
 	}
 	sb, err := f.find(r, tenant)
 	if err != nil {
@@ -177,7 +184,7 @@ func (f *facade) pause(w http.ResponseWriter, r *http.Request, tenant string) er
 			return err
 		}
 	}
-	if err := f.Back.Hibernate(r.Context(), tenant, sb.ID); err != nil {
+	if err := f.Back.Hibernate(r.Context(), tenant, sb.ID, kind); err != nil {
 		if left := time.Until(sb.ExpiresAt); sb.OnTimeout != sandbox.OnTimeoutHibernate && !sb.ExpiresAt.IsZero() {
 			f.Back.SetTimeout(context.WithoutCancel(r.Context()), tenant, sb.ID, max(left, time.Millisecond)) // err tells more
 		}

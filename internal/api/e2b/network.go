@@ -57,10 +57,7 @@ func given(v any) bool {
 	return true
 }
 
-var (
-	everything4 = netip.MustParsePrefix("0.0.0.0/0")
-	everything6 = netip.MustParsePrefix("::/0")
-)
+var everything = netip.MustParsePrefix("0.0.0.0/0")
 
 // policy makes the egress policy. As at E2B, what allowOut names goes before
 // denyOut, names of hosts are only in allowOut, and without denyOut all public
@@ -71,15 +68,16 @@ func (n network) policy(internet *bool) (sandbox.NetworkPolicy, error) {
 		return p, err
 	}
 	p.Mode = sandbox.NetworkEgress
-	names := false
+	names, open := false, false
 	for i, s := range n.AllowOut {
 		r, err := rule(s, true)
 		if err != nil {
 			return p, sandbox.Errorf(sandbox.CodeInvalid, "network.allowOut[%d]: %w", i, err)
 		}
 		names = names || r.Domain != ""
-		if r.CIDR == everything4 || r.CIDR == everything6 {
-			continue // the public ones are open; it is no way into the private ones
+		if r.CIDR == everything {
+			open = true // the public addresses: it is no way into the private ones
+			continue
 		}
 		p.Allow = append(p.Allow, r)
 	}
@@ -89,16 +87,20 @@ func (n network) policy(internet *bool) (sandbox.NetworkPolicy, error) {
 		if err != nil {
 			return p, sandbox.Errorf(sandbox.CodeInvalid, "network.denyOut[%d]: %w", i, err)
 		}
-		all = all || r.CIDR == everything4 || r.CIDR == everything6
-		p.Deny = append(p.Deny, r)
+		all = all || r.CIDR == everything
+		if r.CIDR.Addr().Is4() { // there is no IPv6 to deny
+			p.Deny = append(p.Deny, r)
+		}
 	}
 	switch {
+	case open: // goes before all that is denied
+		p.Deny = nil
 	case names && !all:
 		return p, sandbox.Errorf(sandbox.CodeInvalid, "network.allowOut names hosts, which only means something where the rest is denied: put 0.0.0.0/0 in denyOut")
 	case all && len(p.Allow) == 0:
 		return sandbox.NetworkPolicy{Mode: sandbox.NetworkNone}, nil
 	case all:
-		p.Deny = []sandbox.EgressRule{{CIDR: everything4}, {CIDR: everything6}}
+		p.Deny = []sandbox.EgressRule{{CIDR: everything}}
 	}
 	return p, nil
 }
@@ -141,7 +143,7 @@ func toNetwork(sb sandbox.Sandbox) network {
 	}
 	n.AllowOut, n.DenyOut = text(sb.Network.Allow), text(sb.Network.Deny)
 	if sb.Network.Mode == sandbox.NetworkNone {
-		n.DenyOut = []string{everything4.String()}
+		n.DenyOut = []string{everything.String()}
 	}
 	return n
 }
@@ -153,7 +155,7 @@ func internet(sb sandbox.Sandbox) bool {
 		return false
 	}
 	for _, r := range sb.Network.Deny {
-		if r.CIDR == everything4 && r.Port == 0 {
+		if r.CIDR == everything && r.Port == 0 {
 			return false
 		}
 	}

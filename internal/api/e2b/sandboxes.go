@@ -243,7 +243,6 @@ func (f *facade) createRequest(ctx context.Context, tenant string, in createRequ
 		{"mcp", given(in.MCP), "run the MCP server inside, with a command"},
 		{"iam", given(in.IAM), "there is no issuer of tokens; give credentials in envVars"},
 		{"volumeMounts", given(in.VolumeMounts), "there are no volumes yet; copy files in, or start from a snapshot"},
-		{"autoPauseMemory=false", in.AutoPauseMemory != nil && !*in.AutoPauseMemory && in.AutoPause, "a pause keeps the memory"},
 	} {
 		if o.given {
 			return out, sandbox.Errorf(sandbox.CodeUnsupported, "%s is not supported: %s", o.name, o.why)
@@ -261,7 +260,11 @@ func (f *facade) createRequest(ctx context.Context, tenant string, in createRequ
 	}
 	if in.AutoPause {
 		out.OnTimeout = sandbox.OnTimeoutHibernate
+		if in.AutoPauseMemory != nil && !*in.AutoPauseMemory {
+			out.HibernateKind = sandbox.SnapshotDisk
+		}
 	}
+	out.ManualWake = in.AutoResume == nil || !in.AutoResume.Enabled
 	out.PublicTraffic = in.Network.AllowPublicTraffic == nil || *in.Network.AllowPublicTraffic
 	out.Env, out.Metadata = in.EnvVars, in.Metadata
 	if out.Snapshot, err = f.snapshot(ctx, tenant, in.TemplateID); err != nil || out.Snapshot != "" {
@@ -299,7 +302,7 @@ func (f *facade) info(w http.ResponseWriter, r *http.Request, tenant string) err
 	l := f.toListed(r.Context(), sb, nil)
 	l.detail = &detail{
 		EnvdAccessToken: sb.Token, AllowInternetAccess: internet(sb), Domain: f.domain(r), Network: toNetwork(sb),
-		Lifecycle: &lifecycle{AutoResume: true, OnTimeout: "kill"},
+		Lifecycle: &lifecycle{AutoResume: !sb.ManualWake, OnTimeout: "kill"},
 	}
 	if sb.OnTimeout == sandbox.OnTimeoutHibernate {
 		l.Lifecycle.OnTimeout = "pause"

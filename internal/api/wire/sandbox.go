@@ -31,12 +31,14 @@ type Sandbox struct {
 	ExpiresAt  *time.Time        `json:"expires_at,omitempty" doc:"When its time to live runs out; absent: never"`
 	EndedAt    *time.Time        `json:"ended_at,omitempty"`
 
-	Snapshot     string            `json:"snapshot,omitempty" doc:"id of the snapshot that it started from; a fork's is that of its capture, which goes once all copies have it in memory"`
-	Parent       string            `json:"parent,omitempty" doc:"id of the sandbox that it was forked from"`
-	OnTimeout    sandbox.OnTimeout `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens at expires_at"`
-	IdleTimeout  float64           `json:"idle_timeout,omitempty" doc:"Seconds without a request, a running command or an open stream after which it hibernates; absent: it does not"`
-	SuspendedAt  *time.Time        `json:"suspended_at,omitempty" doc:"When it was suspended; absent in other states"`
-	HibernatedAt *time.Time        `json:"hibernated_at,omitempty" doc:"When it was hibernated; absent in other states"`
+	Snapshot      string               `json:"snapshot,omitempty" doc:"id of the snapshot that it started from; a fork's is that of its capture, which goes once all copies have it in memory"`
+	Parent        string               `json:"parent,omitempty" doc:"id of the sandbox that it was forked from"`
+	OnTimeout     sandbox.OnTimeout    `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens at expires_at"`
+	HibernateKind sandbox.SnapshotKind `json:"hibernate_kind,omitempty" enum:"full,disk" doc:"What it keeps when it hibernates; absent: its memory and disk"`
+	ManualWake    bool                 `json:"manual_wake,omitempty" doc:"Traffic by the proxy does not wake it"`
+	IdleTimeout   float64              `json:"idle_timeout,omitempty" doc:"Seconds without a request, a running command or an open stream after which it hibernates; absent: it does not"`
+	SuspendedAt   *time.Time           `json:"suspended_at,omitempty" doc:"When it was suspended; absent in other states"`
+	HibernatedAt  *time.Time           `json:"hibernated_at,omitempty" doc:"When it was hibernated; absent in other states"`
 
 	PublicTraffic bool   `json:"public_traffic,omitempty" doc:"Its ports are open to everybody who reaches the proxy"`
 	TrafficToken  string `json:"traffic_token,omitempty" doc:"Opens its ports without an API key (header e2b-traffic-access-token). Told when one sandbox is asked for, not in lists"`
@@ -86,11 +88,13 @@ type CreateSandbox struct {
 	Hostname  string            `json:"hostname,omitempty" maxLength:"63" doc:"Default: the id"`
 	Timeout   float64           `json:"timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Seconds to live from its start; 0 or absent: until it is killed"`
 
-	Snapshot      string            `json:"snapshot,omitempty" maxLength:"256" doc:"Name or id of a snapshot to start from. Of kind full, template, runtime, cpus and pids are the snapshot's and cannot be given anew"`
-	EphemeralEnv  []string          `json:"ephemeral_env,omitempty" maxItems:"10000" doc:"Names in env that no fork of it and no sandbox of a snapshot of it is given"`
-	OnTimeout     sandbox.OnTimeout `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens when timeout runs out; default: kill"`
-	IdleTimeout   float64           `json:"idle_timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Hibernate it after so many seconds without a request, a running command or an open stream, 1 at the least; 0 or absent: never"`
-	PublicTraffic bool              `json:"public_traffic,omitempty" doc:"Open its ports to everybody who reaches the proxy; default: only with an API key or its traffic token"`
+	Snapshot      string               `json:"snapshot,omitempty" maxLength:"256" doc:"Name or id of a snapshot to start from. Of kind full, template, runtime, cpus and pids are the snapshot's and cannot be given anew"`
+	EphemeralEnv  []string             `json:"ephemeral_env,omitempty" maxItems:"10000" doc:"Names in env that no fork of it and no sandbox of a snapshot of it is given"`
+	OnTimeout     sandbox.OnTimeout    `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens when timeout runs out; default: kill"`
+	HibernateKind sandbox.SnapshotKind `json:"hibernate_kind,omitempty" enum:"full,disk" doc:"What it keeps when it hibernates: its memory and disk, or its disk alone, of which it boots when it wakes; default: full"`
+	ManualWake    bool                 `json:"manual_wake,omitempty" doc:"Traffic by the proxy (by header or host name) does not wake it when it is hibernated: its owner does, by the API"`
+	IdleTimeout   float64              `json:"idle_timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Hibernate it after so many seconds without a request, a running command or an open stream, 1 at the least; 0 or absent: never"`
+	PublicTraffic bool                 `json:"public_traffic,omitempty" doc:"Open its ports to everybody who reaches the proxy; default: only with an API key or its traffic token"`
 }
 
 // SetTimeout sets a sandbox's time to live anew.

@@ -227,6 +227,7 @@ func (d *Driver) argv() []string {
 		"--root=" + d.eng.StateDir(),
 		"--platform=systrap",
 		"--network=sandbox",
+		"--allow-suid", // ids are the Sentry's alone
 		"--file-access=exclusive",
 		"--host-uds=none",
 		"--host-fifo=none",
@@ -266,6 +267,9 @@ func (d *Driver) bundle(s sandbox.Spec, cpus []int, stage *oci.Stage, agent stri
 	// On an empty /tmp runsc mounts a tmpfs, whose files would count as memory
 	// and end the sandbox when they are many.
 	stage.Point("/tmp/.warren")
+	// A set-id program (sudo) changes ids in the Sentry alone: no right over
+	// the host hangs on them.
+	spec.Process.NoNewPrivileges = false
 	pids := int64(s.Resources.PIDs + overheadPIDs)
 	spec.Linux.Resources.Pids.Limit = &pids
 	spec.Mounts = append(spec.Mounts,
