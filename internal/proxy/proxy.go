@@ -40,7 +40,7 @@ type Config struct {
 	// Authenticate gives the tenant of an API key; CodeUnauthenticated where
 	// it is not one.
 	Authenticate func(ctx context.Context, key string) (tenant string, err error)
-	Domain       string // of the host names; "" is "localhost"
+	Domains      []string // of the host names; none is "localhost"
 	Log          *slog.Logger
 }
 
@@ -53,8 +53,8 @@ type Proxy struct {
 
 // New makes a Proxy. Close it at the end.
 func New(cfg Config) *Proxy {
-	if cfg.Domain == "" {
-		cfg.Domain = "localhost"
+	if len(cfg.Domains) == 0 {
+		cfg.Domains = []string{"localhost"}
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -81,7 +81,7 @@ func (p *Proxy) Close() { p.table.closeAll() }
 // says that whoever can connect may reach every sandbox.
 func (p *Proxy) Wrap(next http.Handler, trusted bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		t, ok, err := Match(r, p.cfg.Domain)
+		t, ok, err := Match(r, p.cfg.Domains...)
 		switch {
 		case !ok && signed(r):
 			p.serveSigned(w, r)

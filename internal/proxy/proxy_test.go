@@ -123,7 +123,7 @@ func front(t *testing.T, trusted bool, upstream http.Handler) (string, *hosts, *
 		h.ports[8080] = serve(t, upstream)
 		h.ports[sandbox.AgentPort] = h.ports[8080]
 	}
-	p := New(Config{Sandboxes: h, Authenticate: h.authenticate, Domain: "box.test"})
+	p := New(Config{Sandboxes: h, Authenticate: h.authenticate, Domains: []string{"box.test"}})
 	t.Cleanup(p.Close)
 	base := "http://" + serve(t, p.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "not for a sandbox", http.StatusTeapot)
