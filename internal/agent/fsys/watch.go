@@ -49,6 +49,10 @@ type instance struct {
 	nodes    map[int32]map[*Watcher]string // by watch descriptor: the path in each watcher
 	watchers map[*Watcher]struct{}
 	done     chan struct{}
+
+	turn    sync.Mutex // of who reads; before the set's
+	buf     []byte
+	uploads map[uint32]byte // renames of uploads under way: 'n' or 'o', by cookie
 }
 
 // Watcher watches one directory, or a tree.
@@ -85,7 +89,7 @@ func (s *Watches) Watch(root string, recursive bool) (*Watcher, error) {
 			s.mu.Unlock()
 			return nil, fmt.Errorf("open inotify: %w: the host's fs.inotify.max_user_instances may be used up", err)
 		}
-		s.inst = &instance{file: os.NewFile(uintptr(fd), "inotify"), fd: fd, nodes: map[int32]map[*Watcher]string{}, watchers: map[*Watcher]struct{}{}, done: make(chan struct{})}
+		s.inst = &instance{file: os.NewFile(uintptr(fd), "inotify"), fd: fd, nodes: map[int32]map[*Watcher]string{}, watchers: map[*Watcher]struct{}{}, done: make(chan struct{}), buf: make([]byte, 16<<10), uploads: map[uint32]byte{}}
 		go s.loop(s.inst)
 	}
 	w.inst = s.inst
@@ -253,6 +257,12 @@ func (w *Watcher) Next(ctx context.Context, tick <-chan time.Time) ([]Event, err
 // Close ends the watch. It is idempotent.
 func (w *Watcher) Close() {
 	s := w.set
+	var last *os.File
+	defer func() {
+		if last != nil {
+			last.Close() // ends the loop, and waits for a read under way, which takes the lock
+		}
+	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w.closed {
@@ -267,7 +277,7 @@ func (w *Watcher) Close() {
 	w.notify()
 	if len(w.inst.watchers) == 0 && s.inst == w.inst {
 		s.inst = nil
-		w.inst.file.Close() // ends the loop
+		last = w.inst.file
 	}
 }
 
@@ -310,21 +320,42 @@ type later struct {
 // loop reads an instance's events until it is closed.
 func (s *Watches) loop(inst *instance) {
 	defer close(inst.done)
-	buf := make([]byte, 16<<10)
-	uploads := map[uint32]byte{} // renames of uploads under way: 'n' or 'o', by cookie
+	raw, err := inst.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	raw.Read(func(uintptr) bool { return s.pump(inst) != nil }) // false waits for more
+}
+
+// pump handles all events that are there. The error is of an instance that is
+// closed or cannot be read.
+func (s *Watches) pump(inst *instance) error {
+	inst.turn.Lock()
+	defer inst.turn.Unlock()
 	for {
-		n, err := inst.file.Read(buf)
-		if err != nil {
-			return
-		}
 		var adds []later
 		s.mu.Lock()
-		parseEvents(buf[:n], func(wd int32, mask, cookie uint32, name string) {
-			adds = append(adds, inst.event(uploads, wd, mask, cookie, name)...)
-		})
+		if s.inst != inst {
+			s.mu.Unlock()
+			return os.ErrClosed
+		}
+		n, err := unix.Read(inst.fd, inst.buf)
+		if err == nil {
+			parseEvents(inst.buf[:n], func(wd int32, mask, cookie uint32, name string) {
+				adds = append(adds, inst.event(wd, mask, cookie, name)...)
+			})
+		}
 		s.mu.Unlock()
-		if len(uploads) > 1024 { // renames out of a watched tree
-			clear(uploads)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			return nil
+		case err != nil:
+			return err
+		}
+		if len(inst.uploads) > 1024 { // renames out of a watched tree
+			clear(inst.uploads)
 		}
 		for _, a := range adds {
 			if err := a.w.add(a.rel, a.tell); err != nil {
@@ -336,6 +367,9 @@ func (s *Watches) loop(inst *instance) {
 		}
 	}
 }
+
+// Sync sees to it that Take gives all that happened before the call.
+func (w *Watcher) Sync() { w.set.pump(w.inst) } // of a closed one there is no more
 
 // parseEvents takes a buffer of struct inotify_event apart.
 func parseEvents(buf []byte, f func(wd int32, mask, cookie uint32, name string)) {
@@ -356,7 +390,7 @@ func parseEvents(buf []byte, f func(wd int32, mask, cookie uint32, name string))
 
 // event handles one event, and gives what must be added; the set's lock is
 // held.
-func (inst *instance) event(uploads map[uint32]byte, wd int32, mask, cookie uint32, name string) (adds []later) {
+func (inst *instance) event(wd int32, mask, cookie uint32, name string) (adds []later) {
 	if mask&unix.IN_Q_OVERFLOW != 0 {
 		for w := range inst.watchers {
 			w.lost++
@@ -388,19 +422,19 @@ func (inst *instance) event(uploads map[uint32]byte, wd int32, mask, cookie uint
 	upload := strings.HasPrefix(name, UploadPrefix)
 	if upload {
 		if mask&unix.IN_MOVED_FROM != 0 && len(name) > len(UploadPrefix) {
-			uploads[cookie] = name[len(UploadPrefix)]
+			inst.uploads[cookie] = name[len(UploadPrefix)]
 		}
 		return nil
 	}
 	types := eventTypes(mask)
 	isDir := mask&unix.IN_ISDIR != 0
 	if mask&unix.IN_MOVED_TO != 0 {
-		if kind, ok := uploads[cookie]; ok {
-			delete(uploads, cookie)
-			if !isDir { // tell it as if it had been written in place
+		if kind, ok := inst.uploads[cookie]; ok {
+			delete(inst.uploads, cookie)
+			if !isDir { // tell it as if it had been made, given to its owner and written in place
 				types = []filesystem.EventType{filesystem.EventType_EVENT_TYPE_WRITE}
 				if kind == 'n' {
-					types = []filesystem.EventType{filesystem.EventType_EVENT_TYPE_CREATE, filesystem.EventType_EVENT_TYPE_WRITE}
+					types = []filesystem.EventType{filesystem.EventType_EVENT_TYPE_CREATE, filesystem.EventType_EVENT_TYPE_CHMOD, filesystem.EventType_EVENT_TYPE_WRITE}
 				}
 			}
 		}

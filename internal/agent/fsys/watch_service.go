@@ -165,6 +165,7 @@ func (s *Service) GetWatcherEvents(ctx context.Context, req *connect.Request[fil
 	if err != nil {
 		return nil, err
 	}
+	w.Sync()
 	events, err := w.Take()
 	if errors.Is(err, ErrLost) {
 		return nil, lost(w, err)

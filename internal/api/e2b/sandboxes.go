@@ -182,7 +182,8 @@ type createRequest struct {
 	AutoPauseMemory *bool             `json:"autoPauseMemory"`
 	AutoResume      *autoResume       `json:"autoResume"`
 
-	MCP          any `json:"mcp"`
+	// Not read: "mcp" is for the SDK, which starts the gateway by a command.
+
 	IAM          any `json:"iam"`
 	VolumeMounts any `json:"volumeMounts"`
 }
@@ -240,7 +241,6 @@ func (f *facade) createRequest(ctx context.Context, tenant string, in createRequ
 		given bool
 		why   string
 	}{
-		{"mcp", given(in.MCP), "run the MCP server inside, with a command"},
 		{"iam", given(in.IAM), "there is no issuer of tokens; give credentials in envVars"},
 		{"volumeMounts", given(in.VolumeMounts), "there are no volumes yet; copy files in, or start from a snapshot"},
 	} {
