@@ -12,7 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
+	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -111,12 +113,40 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, t Target, trusted 
 			writeError(w, status, t, msg)
 			return
 		}
+		if t.Port == sandbox.AgentPort && sb.State == sandbox.Hibernated && !sb.ManualWake && !mayWake(r, sb) {
+			refuseAgent(w, "the sandbox is hibernated, and its access token in the "+control.TokenHeader+" header is needed to wake it")
+			return
+		}
 	}
+	p.traffic(w, r, sb, t.Port)
+}
+
+// traffic carries r to a port of sb, and wakes it unless it is not to be woken
+// so.
+func (p *Proxy) traffic(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox, port int) {
 	use := p.cfg.Sandboxes.Use
 	if sb.ManualWake {
 		use = p.cfg.Sandboxes.UseAwake
 	}
-	p.carry(w, r, sb, t.Port, use)
+	p.carry(w, r, sb, port, use)
+}
+
+// mayWake tells whether the agent would take r once it is awake: whoever knows
+// an id and nothing else is not to have it woken.
+func mayWake(r *http.Request, sb sandbox.Sandbox) bool {
+	if token := r.Header.Get(control.TokenHeader); token != "" {
+		return sb.Token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(sb.Token)) == 1
+	}
+	if !signed(r) {
+		return false
+	}
+	f, err := parseSigned(r)
+	if err != nil {
+		return false
+	}
+	given, ok := f.Sum()
+	made := f.Summer()(sb.Token)
+	return ok && subtle.ConstantTimeCompare(made[:], given[:]) == 1 && !f.Expired(time.Now().Unix())
 }
 
 // admit gives 0 where r may reach the port, else the status and the reason.

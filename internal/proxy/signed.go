@@ -3,6 +3,7 @@ package proxy
 import (
 	"crypto/subtle"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"time"
 
@@ -31,18 +32,14 @@ func signed(r *http.Request) bool {
 // signature. One that nobody's made, and one of a sandbox that has ended, get
 // the same answer, which is the agent's own.
 func (p *Proxy) serveSigned(w http.ResponseWriter, r *http.Request) {
-	operation := control.OperationRead
-	if r.Method == http.MethodPost {
-		operation = control.OperationWrite
-	}
-	f, err := control.ParseSignedFile(r.URL.Query(), operation)
+	f, err := parseSigned(r)
 	if err != nil {
-		refuseSigned(w, err.Error())
+		refuseAgent(w, err.Error())
 		return
 	}
 	given, ok := f.Sum()
-	if !ok || len(f.Path) > maxSignedPath || len(f.User) > maxSignedUser {
-		refuseSigned(w, control.InvalidSignature)
+	if !ok {
+		refuseAgent(w, control.InvalidSignature)
 		return
 	}
 	sum := f.Summer()
@@ -52,16 +49,30 @@ func (p *Proxy) serveSigned(w http.ResponseWriter, r *http.Request) {
 	})
 	switch {
 	case !ok:
-		refuseSigned(w, control.InvalidSignature)
+		refuseAgent(w, control.InvalidSignature)
 	case f.Expired(time.Now().Unix()): // the agent says so, too, but need not be woken for it
-		refuseSigned(w, control.ExpiredSignature)
+		refuseAgent(w, control.ExpiredSignature)
 	default:
-		p.Serve(w, r, sb, sandbox.AgentPort)
+		p.traffic(w, r, sb, sandbox.AgentPort)
 	}
 }
 
-// refuseSigned answers as the agent does.
-func refuseSigned(w http.ResponseWriter, msg string) {
+var errTooLong = errors.New(control.InvalidSignature)
+
+func parseSigned(r *http.Request) (control.SignedFile, error) {
+	operation := control.OperationRead
+	if r.Method == http.MethodPost {
+		operation = control.OperationWrite
+	}
+	f, err := control.ParseSignedFile(r.URL.Query(), operation)
+	if err == nil && (len(f.Path) > maxSignedPath || len(f.User) > maxSignedUser) {
+		err = errTooLong
+	}
+	return f, err
+}
+
+// refuseAgent answers in the agent's place, as it does.
+func refuseAgent(w http.ResponseWriter, msg string) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("X-Content-Type-Options", "nosniff")
