@@ -33,16 +33,9 @@ console.log(JSON.stringify({ lines, tags, failed, there: await Template.exists('
 // TestTemplateBuildSDK drives the template builder of E2B's published package.
 func TestTemplateBuildSDK(t *testing.T) {
 	t.Parallel()
-	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("npm is not installed: the published SDK cannot be had")
-	}
-	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	npm := exec.CommandContext(ctx, "npm", "install", "--no-audit", "--no-fund", "--prefix", dir, "e2b@2.51.0")
-	if out, err := npm.CombinedOutput(); err != nil {
-		t.Skipf("the published SDK cannot be had: %v: %s", err, out)
-	}
+	dir := publishedSDK(t, ctx)
 	l := newLab(t)
 	l.importTiny(t)
 	if err := os.WriteFile(filepath.Join(dir, "build.mjs"), []byte(templateScript), 0o600); err != nil {

@@ -57,7 +57,7 @@ func newLab(ctx context.Context, o options) (*lab, error) {
 	if l.log, err = os.Create(o.state + ".log"); err != nil {
 		return nil, err
 	}
-	l.daemon = exec.Command(filepath.Join(o.bin, "warren"), append([]string{"serve", "--state", o.state, "--socket", socket, "--listen", "none", "--spares", strconv.Itoa(benchSpares)}, o.serve...)...)
+	l.daemon = exec.Command(filepath.Join(o.bin, "warren"), append([]string{"serve", "--state", o.state, "--socket", socket, "--listen", "127.0.0.1:0", "--spares", strconv.Itoa(benchSpares)}, o.serve...)...)
 	l.daemon.Stdout, l.daemon.Stderr = l.log, l.log
 	l.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt is the bench's, which then stops the daemon
 	if err := l.daemon.Start(); err != nil {

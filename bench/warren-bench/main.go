@@ -30,6 +30,7 @@ var benchmarks = []benchmark{
 	{"coldstart", "create from a template to the first exec answered, beside a bare run of the same bundle", coldStart},
 	{"exec", "an exec of /bin/true through the HTTP API in a running sandbox", execs},
 	{"transfer", "1 GiB into a file of a sandbox and out of it, through the HTTP API", transfer},
+	{"proxy", "2 GiB into a file of a sandbox and out of it, through the proxy as E2B's SDKs do", proxied},
 	{"density", "many idle sandboxes at once: memory of each, and of the daemon", density},
 	{"creates", "sequential, staggered and burst creates", creates},
 	{"claims", "creates that a pool serves, to the first exec answered, beside a bare run of the same bundle", claims},

@@ -23,7 +23,6 @@ import (
 
 	"github.com/warrenhq/warren/internal/agent/agenttest"
 	"github.com/warrenhq/warren/internal/agent/control"
-	"github.com/warrenhq/warren/internal/agent/session"
 	"github.com/warrenhq/warren/internal/testenv"
 	"github.com/warrenhq/warren/proto/process/processconnect"
 )
@@ -428,10 +427,10 @@ func TestTokenAndInit(t *testing.T) {
 			}
 		}
 	}
-	if r, _ := call(t, c, "GET", a.URL+"/files?path="+f+"&signature="+url.QueryEscape(session.Signature(f, "read", "", "tok", "")), nil); r.StatusCode != 200 {
+	if r, _ := call(t, c, "GET", a.URL+"/files?path="+f+"&signature="+url.QueryEscape(control.SignedFile{Path: f, Operation: "read"}.Signature("tok")), nil); r.StatusCode != 200 {
 		t.Errorf("signed: %v", r.Status)
 	}
-	sig := url.QueryEscape(session.Signature(f, "write", "", "tok", ""))
+	sig := url.QueryEscape(control.SignedFile{Path: f, Operation: "write"}.Signature("tok"))
 	if r, _ := call(t, c, "POST", a.URL+"/files?path="+f+"&signature="+sig, strings.NewReader("y"), "Content-Type", "application/octet-stream"); r.StatusCode != 200 {
 		t.Errorf("signed upload: %v", r.Status)
 	}

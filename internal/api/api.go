@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -27,7 +29,9 @@ type Options struct {
 	// Domain is the one under which the proxy knows sandboxes' host names
 	// (`<port>-<id>.<domain>`); "" is "localhost".
 	Domain string
-	Log    *slog.Logger
+	// TLS tells of the address that is served by TLS; nil is none.
+	TLS *TLS
+	Log *slog.Logger
 	// Ready tells whether the daemon can serve: nil, or why not. It is what
 	// /readyz answers; a nil Ready is always ready.
 	Ready func(context.Context) error
@@ -35,6 +39,32 @@ type Options struct {
 	// is sent to keep the connection open; 0 is 15 s.
 	Heartbeat time.Duration
 }
+
+// TLS is how clients reach sandboxes and the API by TLS.
+type TLS struct {
+	// Domain is another one than Options.Domain under which the proxy knows
+	// sandboxes' host names.
+	Domain string
+	// Port of Domain's https URLs.
+	Port int
+	// CA gives the certificate, as PEM, that clients have to trust; nil where
+	// theirs are to do.
+	CA func() []byte
+}
+
+// Authority is what a client puts behind `<port>-<id>.` in an https URL: the
+// domain, and the port where it is not the default one.
+func (t *TLS) Authority() string {
+	switch {
+	case t == nil:
+		return ""
+	case t.Port == 0 || t.Port == httpsPort:
+		return t.Domain
+	}
+	return net.JoinHostPort(t.Domain, strconv.Itoa(t.Port))
+}
+
+const httpsPort = 443 // RFC 9110, section 4.2.2
 
 // API serves the native HTTP API of one manager. Its methods are safe for
 // concurrent use.
@@ -60,8 +90,15 @@ func New(back Backend, o Options) *API {
 	}
 	setHumaErrors()
 	a := &API{back: back, o: o, log: o.Log, mux: http.NewServeMux(), metrics: newMetrics(back)}
+	domains := []string{o.Domain}
+	if o.Domain == "" {
+		domains[0] = "localhost"
+	}
+	if o.TLS != nil {
+		domains = append(domains, o.TLS.Domain)
+	}
 	a.proxy = proxy.New(proxy.Config{
-		Sandboxes: back, Authenticate: back.Authenticate, Domain: o.Domain, Log: o.Log,
+		Sandboxes: back, Authenticate: back.Authenticate, Domains: domains, Log: o.Log,
 	})
 	a.huma = humago.New(a.mux, humaConfig())
 	a.registerSystem()

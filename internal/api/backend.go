@@ -68,6 +68,7 @@ type Insides interface {
 	Agent(ctx context.Context, tenant string, id sandbox.ID) (*agentclient.Client, error)
 	Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error)
 	Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	ByToken(is func(token string) bool) (sandbox.Sandbox, bool)
 	Stats(ctx context.Context, tenant string, id sandbox.ID) (sandbox.Stats, error)
 	Logs(ctx context.Context, tenant string, id sandbox.ID, follow bool) (io.ReadCloser, error)
 }

@@ -17,7 +17,7 @@ const (
 )
 
 // NewServer makes an HTTP server for one of the API's handlers: HTTP/1.1 and
-// HTTP/2 without TLS, with limits on headers and on how slowly they may come.
+// HTTP/2, also without TLS, with limits on headers and on how slowly they may come.
 // There is no limit on how long an answer may take: streams are the rule; how
 // slowly a body may come is limited where it is read.
 func NewServer(h http.Handler, log *slog.Logger) *http.Server {
@@ -35,6 +35,7 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		},
 	}
 	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetHTTP2(true)
 	s.Protocols.SetUnencryptedHTTP2(true)
 	if log != nil {
 		s.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)

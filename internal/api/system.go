@@ -48,6 +48,19 @@ func (a *API) registerSystem() {
 			Version: version.Version, API: "v1", Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		}}, nil
 	})
+	register(a, huma.Operation{
+		OperationID: "get-tls", Method: http.MethodGet, Path: "/v1/tls", Tags: []string{"system"},
+		Summary: "Read the TLS domain, and the certificate authority to trust",
+	}, func(context.Context, *struct{}) (*body[wire.TLS], error) {
+		if a.o.TLS == nil {
+			return nil, sandbox.Errorf(sandbox.CodeNotFound, "this daemon serves no TLS: start it with --tls-listen and --tls-domain")
+		}
+		out := wire.TLS{Domain: a.o.TLS.Authority()}
+		if a.o.TLS.CA != nil {
+			out.CA = string(a.o.TLS.CA())
+		}
+		return &body[wire.TLS]{out}, nil
+	})
 	a.mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 	})

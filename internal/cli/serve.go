@@ -58,6 +58,9 @@ func (a *app) serveCmd() *cobra.Command {
 				if i.Listen != "" {
 					at += " and http://" + i.Listen
 				}
+				if i.TLS != "" {
+					at += " and " + i.TLS
+				}
 				fmt.Fprintf(a.err, "warren %s serves on %s\n", i.Version, at)
 			})
 		},
@@ -71,6 +74,10 @@ func (a *app) serveCmd() *cobra.Command {
 	fl.StringVar(&cfg.Socket, "socket", daemon.DefaultSocket, "path of the unix socket")
 	fl.StringVar(&cfg.Listen, "listen", daemon.DefaultListen, "ADDRESS:PORT of the TCP API, or \""+daemon.NoListen+"\"")
 	fl.StringVar(&cfg.Domain, "domain", daemon.DefaultDomain, "domain under which sandboxes have host names: <port>-<id>.DOMAIN")
+	fl.StringVar(&cfg.TLSListen, "tls-listen", "", "ADDRESS:PORT that is served by TLS, with --tls-domain")
+	fl.StringVar(&cfg.TLSDomain, "tls-domain", "", "`DOMAIN[:PORT]` of the names that TLS is for: sandboxes are at https://<port>-<id>.DOMAIN, the API at https://api.DOMAIN; PORT where clients connect to another than --tls-listen's")
+	fl.StringVar(&cfg.TLSCert, "tls-cert", "", "PEM file of the certificate for *.DOMAIN, read anew when it changes (default: one of the daemon's own authority; see `warren tls ca`)")
+	fl.StringVar(&cfg.TLSKey, "tls-key", "", "PEM file of its key")
 	fl.StringVar(&cfg.Agent, "agent", "", "path of warren-agent (default: beside this program)")
 	fl.StringVar(&cfg.Runsc, "runsc", "", "path of runsc (default: beside this program)")
 	fl.StringVar(&cfg.OCIRuntime, "oci-runtime", "", "crun, runc or a path (default: what is installed)")

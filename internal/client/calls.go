@@ -207,6 +207,13 @@ func (c *Client) Version(ctx context.Context) (wire.Version, error) {
 	return out, c.json(ctx, call{method: "GET", path: "/v1/version"}, &out)
 }
 
+// TLS reads the TLS domain and the certificate authority to trust.
+// CodeNotFound: the daemon has none.
+func (c *Client) TLS(ctx context.Context) (wire.TLS, error) {
+	var out wire.TLS
+	return out, c.json(ctx, call{method: "GET", path: "/v1/tls"}, &out)
+}
+
 // CreateKey makes an API key, whose Key field is told this once.
 func (c *Client) CreateKey(ctx context.Context, name string) (wire.Key, error) {
 	var out wire.Key

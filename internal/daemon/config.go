@@ -50,6 +50,15 @@ type Config struct {
 	ImageAliases map[string]string
 	Domain       string // under which sandboxes have host names: <port>-<id>.<domain>
 
+	// TLSListen is the host:port of the address that is served by TLS; "" is
+	// none. TLSDomain, DOMAIN or DOMAIN:PORT, is under which sandboxes have host
+	// names there; PORT is what clients connect to, where that is not TLSListen's
+	// own. With a TLSDomain alone, TLS is somebody else's, before Listen.
+	TLSListen, TLSDomain string
+	// TLSCert and TLSKey are PEM files of the certificate, read anew when they
+	// change; "" is one by an authority of the daemon's own, in State.
+	TLSCert, TLSKey string
+
 	Agent      string // path of warren-agent; "" looks beside the executable, then in the usual places
 	Runsc      string // path of runsc; "" looks likewise
 	OCIRuntime string // "crun", "runc" or a path; "" picks
@@ -76,6 +85,7 @@ type Info struct {
 	Instance string // host.Instance of State: in the names of all that it has on the host
 	Socket   string
 	Listen   string // the TCP address, with the port that it got; "" where there is none
+	TLS      string // the URL of the API by TLS; "" where there is none
 	Adopted  int    // sandboxes taken over from an earlier daemon
 	FirstKey string // the first API key's secret, at the first start; it is shown this once
 }

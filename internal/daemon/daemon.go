@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -179,16 +180,27 @@ func (d *daemon) build(ctx context.Context) error {
 // serve listens, takes over what an earlier daemon left, and serves until ctx
 // is done.
 func (d *daemon) serve(ctx context.Context, ready func(Info)) error {
-	handlers := api.New(d.manager, api.Options{Domain: d.cfg.Domain, Log: d.log, Ready: d.ready})
+	// All are open before anything is taken over, so that a taken address is
+	// told at once, and readiness can be asked for meanwhile.
+	overTLS, err := d.listenTLS()
+	if err != nil {
+		return err
+	}
+	handlers := api.New(d.manager, api.Options{Domain: d.cfg.Domain, TLS: overTLS.names, Log: d.log, Ready: d.ready})
 	defer handlers.Close()
 
 	var servers []*http.Server
 	group, failed := errgroup.WithContext(ctx)
-	listen := func(l net.Listener, h http.Handler) {
+	listen := func(l net.Listener, h http.Handler, conf *tls.Config) {
 		s := api.NewServer(h, d.log)
 		servers = append(servers, s)
+		serve := s.Serve
+		if conf != nil {
+			s.TLSConfig = conf
+			serve = func(l net.Listener) error { return s.ServeTLS(l, "", "") }
+		}
 		group.Go(func() error {
-			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			if err := serve(l); !errors.Is(err, http.ErrServerClosed) {
 				return sandbox.Errorf(sandbox.CodeUnavailable, "serve on %s: %w", l.Addr(), err)
 			}
 			return nil
@@ -198,10 +210,9 @@ func (d *daemon) serve(ctx context.Context, ready func(Info)) error {
 		d.stop(servers)
 		return group.Wait()
 	}
-	// Both are open before anything is taken over, so that a taken address is
-	// told at once, and readiness can be asked for meanwhile.
 	unix, err := listenUnix(d.cfg.Socket)
 	if err != nil {
+		overTLS.close()
 		return err
 	}
 	info := Info{Version: version.Version, State: d.cfg.State, Instance: d.instance, Socket: d.cfg.Socket}
@@ -209,13 +220,18 @@ func (d *daemon) serve(ctx context.Context, ready func(Info)) error {
 	if d.cfg.Listen != NoListen {
 		if tcp, err = net.Listen("tcp", d.cfg.Listen); err != nil {
 			unix.Close()
+			overTLS.close()
 			return sandbox.Errorf(sandbox.CodeUnavailable, "listen on %s: %w: give another address by --listen, or %q", d.cfg.Listen, err, NoListen)
 		}
 		info.Listen = tcp.Addr().String()
 	}
-	listen(unix, handlers.Unix())
+	listen(unix, handlers.Unix(), nil)
 	if tcp != nil {
-		listen(tcp, handlers.TCP())
+		listen(tcp, handlers.TCP(), nil)
+	}
+	if overTLS.Listener != nil {
+		info.TLS = "https://" + apiName + "." + overTLS.names.Authority()
+		listen(overTLS.Listener, handlers.TCP(), overTLS.conf)
 	}
 
 	if err := d.manager.Start(failed); err != nil {
@@ -233,7 +249,7 @@ func (d *daemon) serve(ctx context.Context, ready func(Info)) error {
 	}
 	info.Adopted = d.manager.Capacity(failed).Sandboxes
 	d.log.Info("serving", "version", info.Version, "state", info.State, "instance", info.Instance,
-		"socket", info.Socket, "listen", info.Listen, "adopted", info.Adopted)
+		"socket", info.Socket, "listen", info.Listen, "tls", info.TLS, "adopted", info.Adopted)
 	if ready != nil {
 		ready(info)
 	}

@@ -36,6 +36,31 @@ func (m *Manager) Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, e
 	return shown(rec), nil
 }
 
+// ByToken finds the live sandbox for whose agent's token is tells true. It asks
+// about every one, also behind the one that is found: the time that it takes
+// tells nothing.
+func (m *Manager) ByToken(is func(token string) bool) (found sandbox.Sandbox, ok bool) {
+	m.mu.Lock()
+	all := make([]*live, 0, len(m.live))
+	for _, l := range m.live {
+		all = append(all, l)
+	}
+	m.mu.Unlock()
+	var which *live
+	for _, l := range all {
+		l.mu.Lock()
+		token, none := l.rec.Token, l.rec.Pool != "" || l.rec.Internal || l.rec.Token == ""
+		l.mu.Unlock()
+		if is(token) && !none {
+			which = l
+		}
+	}
+	if which == nil {
+		return sandbox.Sandbox{}, false
+	}
+	return shown(which.record()), true
+}
+
 // shown is what others see of a record. A hibernated sandbox's place on the
 // network is on record until it was given back, and not the sandbox's any more.
 func shown(r store.Record) sandbox.Sandbox {

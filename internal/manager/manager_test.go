@@ -110,6 +110,35 @@ func TestTenantsSeeTheirOwn(t *testing.T) {
 	wantCode(t, err, sandbox.CodeNotFound)
 }
 
+func TestByToken(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t)
+	by := func(token string) (asked int, id sandbox.ID) {
+		sb, ok := m.ByToken(func(have string) bool { asked++; return have == token })
+		if ok != (sb.ID != "") {
+			t.Errorf("%q: %v, %v", token, sb, ok)
+		}
+		return asked, sb.ID
+	}
+	var all []sandbox.Sandbox
+	for range 3 {
+		all = append(all, create(t, m, manager.CreateRequest{}))
+	}
+	for _, s := range all {
+		if asked, id := by(s.Token); asked != 3 || id != s.ID || s.Token == "" {
+			t.Errorf("%s's token leads to %q after %d", s.ID, id, asked)
+		}
+	}
+	if err := m.Kill(t.Context(), tenant, all[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []string{all[0].Token, "", "x"} {
+		if asked, id := by(token); asked != 2 || id != "" {
+			t.Errorf("%q leads to %q after %d", token, id, asked)
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	w := newWorld(t)
 	m := w.start(t)

@@ -122,6 +122,9 @@ func wantHidden(t *testing.T, m *manager.Manager, ids ...sandbox.ID) {
 	if nodes, err := m.Tree(t.Context(), tenant, ""); err != nil || len(nodes) != 0 {
 		t.Errorf("the tree has %v, %v", nodes, err)
 	}
+	if found, ok := m.ByToken(func(string) bool { return true }); ok {
+		t.Errorf("a token leads to %s", found.ID)
+	}
 	for _, id := range ids {
 		ctx := t.Context()
 		_, get := m.Get(ctx, tenant, id)

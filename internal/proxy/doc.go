@@ -9,6 +9,9 @@
 // other upgrades, HTTP/2 without TLS (h2c) and gRPC with its trailers pass
 // through. What comes back is the workload's: it is never interpreted.
 //
+// The signed URL of a file (GET and POST /files with a signature) may name no
+// sandbox: it goes to the one whose agent's token made the signature.
+//
 // Who may pass: on the daemon's unix socket everybody who could connect. On
 // TCP, the agent's port is guarded by the agent's own access token; every
 // other port needs an API key of the sandbox's tenant, the sandbox's traffic

@@ -12,7 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
+	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -20,6 +22,9 @@ import (
 type Sandboxes interface {
 	// Lookup finds a sandbox whoever's it is. CodeNotFound: there is none.
 	Lookup(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	// ByToken finds the live sandbox, whoever's, for whose agent's token is
+	// tells true; it asks about all of them.
+	ByToken(is func(token string) bool) (sandbox.Sandbox, bool)
 	// Use wakes a sandbox that is hibernated, and keeps it from being taken for
 	// idle until release is called. CodeConflict, with the detail "state": it
 	// neither runs nor can be woken.
@@ -37,7 +42,7 @@ type Config struct {
 	// Authenticate gives the tenant of an API key; CodeUnauthenticated where
 	// it is not one.
 	Authenticate func(ctx context.Context, key string) (tenant string, err error)
-	Domain       string // of the host names; "" is "localhost"
+	Domains      []string // of the host names; none is "localhost"
 	Log          *slog.Logger
 }
 
@@ -50,8 +55,8 @@ type Proxy struct {
 
 // New makes a Proxy. Close it at the end.
 func New(cfg Config) *Proxy {
-	if cfg.Domain == "" {
-		cfg.Domain = "localhost"
+	if len(cfg.Domains) == 0 {
+		cfg.Domains = []string{"localhost"}
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -78,8 +83,10 @@ func (p *Proxy) Close() { p.table.closeAll() }
 // says that whoever can connect may reach every sandbox.
 func (p *Proxy) Wrap(next http.Handler, trusted bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		t, ok, err := Match(r, p.cfg.Domain)
+		t, ok, err := Match(r, p.cfg.Domains...)
 		switch {
+		case !ok && signed(r):
+			p.serveSigned(w, r)
 		case !ok:
 			next.ServeHTTP(w, r)
 		case err != nil:
@@ -106,12 +113,40 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, t Target, trusted 
 			writeError(w, status, t, msg)
 			return
 		}
+		if t.Port == sandbox.AgentPort && sb.State == sandbox.Hibernated && !sb.ManualWake && !mayWake(r, sb) {
+			refuseAgent(w, "the sandbox is hibernated, and its access token in the "+control.TokenHeader+" header is needed to wake it")
+			return
+		}
 	}
+	p.traffic(w, r, sb, t.Port)
+}
+
+// traffic carries r to a port of sb, and wakes it unless it is not to be woken
+// so.
+func (p *Proxy) traffic(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox, port int) {
 	use := p.cfg.Sandboxes.Use
 	if sb.ManualWake {
 		use = p.cfg.Sandboxes.UseAwake
 	}
-	p.carry(w, r, sb, t.Port, use)
+	p.carry(w, r, sb, port, use)
+}
+
+// mayWake tells whether the agent would take r once it is awake: whoever knows
+// an id and nothing else is not to have it woken.
+func mayWake(r *http.Request, sb sandbox.Sandbox) bool {
+	if token := r.Header.Get(control.TokenHeader); token != "" {
+		return sb.Token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(sb.Token)) == 1
+	}
+	if !signed(r) {
+		return false
+	}
+	f, err := parseSigned(r)
+	if err != nil {
+		return false
+	}
+	given, ok := f.Sum()
+	made := f.Summer()(sb.Token)
+	return ok && subtle.ConstantTimeCompare(made[:], given[:]) == 1 && !f.Expired(time.Now().Unix())
 }
 
 // admit gives 0 where r may reach the port, else the status and the reason.

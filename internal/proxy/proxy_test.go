@@ -52,6 +52,17 @@ func (h *hosts) Lookup(_ context.Context, id sandbox.ID) (sandbox.Sandbox, error
 	return sb, nil
 }
 
+func (h *hosts) ByToken(is func(token string) bool) (found sandbox.Sandbox, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, sb := range h.byID {
+		if !sb.State.Ended() && is(sb.Token) {
+			found, ok = sb, true
+		}
+	}
+	return found, ok
+}
+
 func (h *hosts) Dial(ctx context.Context, tenant string, id sandbox.ID, port int) (net.Conn, error) {
 	h.mu.Lock()
 	addr, ok := h.ports[port]
@@ -104,15 +115,15 @@ func (h *hosts) authenticate(_ context.Context, key string) (string, error) {
 func front(t *testing.T, trusted bool, upstream http.Handler) (string, *hosts, *Proxy) {
 	t.Helper()
 	h := &hosts{ports: map[int]string{}, byID: map[sandbox.ID]sandbox.Sandbox{
-		idA:     {ID: idA, Tenant: "a", State: sandbox.Running, TrafficToken: "tok-a"},
-		idB:     {ID: idB, Tenant: "b", State: sandbox.Running, TrafficToken: "tok-b", PublicTraffic: true},
-		idEnded: {ID: idEnded, Tenant: "a", State: sandbox.Killed},
+		idA:     {ID: idA, Tenant: "a", State: sandbox.Running, Token: "agent-a", TrafficToken: "tok-a"},
+		idB:     {ID: idB, Tenant: "b", State: sandbox.Running, Token: "agent-b", TrafficToken: "tok-b", PublicTraffic: true},
+		idEnded: {ID: idEnded, Tenant: "a", State: sandbox.Killed, Token: "agent-ended"},
 	}}
 	if upstream != nil {
 		h.ports[8080] = serve(t, upstream)
 		h.ports[sandbox.AgentPort] = h.ports[8080]
 	}
-	p := New(Config{Sandboxes: h, Authenticate: h.authenticate, Domain: "box.test"})
+	p := New(Config{Sandboxes: h, Authenticate: h.authenticate, Domains: []string{"box.test"}})
 	t.Cleanup(p.Close)
 	base := "http://" + serve(t, p.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "not for a sandbox", http.StatusTeapot)

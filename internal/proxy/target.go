@@ -74,9 +74,11 @@ func ParsePort(s string) (int, error) {
 
 // Match tells whether r is meant for a sandbox, and for which port. Where it
 // is but names it wrongly, the error has CodeInvalid.
-func Match(r *http.Request, domain string) (t Target, ok bool, err error) {
-	if t, ok, err := ParseHost(r.Host, domain); ok {
-		return t, true, err
+func Match(r *http.Request, domains ...string) (t Target, ok bool, err error) {
+	for _, domain := range domains {
+		if t, ok, err := ParseHost(r.Host, domain); ok {
+			return t, true, err
+		}
 	}
 	id, port := r.Header.Get(HeaderSandboxID), r.Header.Get(HeaderSandboxPort)
 	if id == "" {

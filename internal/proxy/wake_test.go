@@ -15,6 +15,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/warrenhq/warren/internal/agent/control"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
 
@@ -263,4 +264,83 @@ func TestManualWake(t *testing.T) {
 	if status, body := get(); status != 200 {
 		t.Errorf("awake: %d %s", status, body)
 	}
+}
+
+// TestStrangersDoNotWake calls the agent of a hibernated sandbox: only who has
+// its token, or a URL signed by it, wakes it.
+func TestStrangersDoNotWake(t *testing.T) {
+	base, h, _ := front(t, false, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {}))
+	asked, awake := h.asleep()
+	close(awake)
+	h.mu.Lock()
+	sb := h.byID[idAsleep]
+	sb.Token = "agent-asleep"
+	h.byID[idAsleep] = sb
+	h.mu.Unlock()
+	f := control.SignedFile{Path: "/x", Operation: control.OperationRead}
+	past := f
+	past.Expiration = "1000000000"
+	for _, tc := range []struct {
+		name, path, token string
+		wakes             bool
+	}{
+		{"nothing", "/health", "", false},
+		{"a wrong token", "/health", "agent-a", false},
+		{"its token", "/health", "agent-asleep", true},
+		{"its signature", signedURL(f, "agent-asleep"), "", true},
+		{"another's signature", signedURL(f, "agent-a"), "", false},
+		{"an expired signature", signedURL(past, "agent-asleep"), "", false},
+		{"its signature and a wrong token", signedURL(f, "agent-asleep"), "x", false},
+		{"its signature for another call", strings.Replace(signedURL(f, "agent-asleep"), "/files", "/process.Process/Start", 1), "", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for len(asked) > 0 {
+				<-asked
+			}
+			req, err := http.NewRequestWithContext(t.Context(), "GET", base+tc.path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = "49983-" + string(idAsleep) + ".box.test"
+			if tc.token != "" {
+				req.Header.Set(control.TokenHeader, tc.token)
+			}
+			res, err := client(t, false).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			if want := map[bool]int{true: 200, false: 401}[tc.wakes]; res.StatusCode != want || (len(asked) > 0) != tc.wakes {
+				t.Errorf("%s, and it was woken %d times", res.Status, len(asked))
+			}
+		})
+	}
+}
+
+// FuzzMatch routes hostile requests: what is matched is a well-formed target or
+// an error to tell, whatever is in the host and the headers.
+func FuzzMatch(f *testing.F) {
+	f.Add("8080-sbxaaaaaaaaaaaaaaaaa.box.test", "", "")
+	f.Add("127.0.0.1:7070", "sbxaaaaaaaaaaaaaaaaa", "49983")
+	f.Add("sandbox.box.test", "../../etc/passwd", "-1")
+	f.Add("70000-SBX.box.test.", "\x00", "00080")
+	f.Add("[::1]:80", strings.Repeat("a", 1000), strings.Repeat("9", 1000))
+	f.Fuzz(func(t *testing.T, host, id, port string) {
+		r := &http.Request{Host: host, Header: http.Header{HeaderE2BSandboxID: {id}, HeaderE2BPort: {port}}}
+		got, ok, err := Match(r, "localhost", "box.test")
+		switch {
+		case !ok:
+			if err != nil || got != (Target{}) || id != "" {
+				t.Fatalf("%q %q %q: not matched, yet %v, %v", host, id, port, got, err)
+			}
+		case err != nil:
+			if sandbox.CodeOf(err) != sandbox.CodeInvalid || len(err.Error()) > 300 {
+				t.Fatalf("%q %q %q: %v", host, id, port, err)
+			}
+		default:
+			if _, err := sandbox.ParseID(string(got.ID)); err != nil || got.Port < 1 || got.Port > 65535 {
+				t.Fatalf("%q %q %q: %v", host, id, port, got)
+			}
+		}
+	})
 }

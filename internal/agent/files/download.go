@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/warrenhq/warren/internal/agent/control"
 )
 
 // Download serves GET and HEAD /files?path=&username=: the file's bytes with
 // Content-Length, ranges, and gzip where the client asks for it.
 func (h *Handler) Download(w http.ResponseWriter, r *http.Request) {
-	if err := h.Session.CheckFile(r, "read"); err != nil {
+	if err := h.Session.CheckFile(r, control.OperationRead); err != nil {
 		WriteStatus(w, http.StatusUnauthorized, err.Error())
 		return
 	}

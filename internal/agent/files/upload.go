@@ -42,7 +42,7 @@ const (
 // file names are the paths if the query has none. Each file appears whole or
 // not at all; see Target.
 func (h *Handler) Upload(w http.ResponseWriter, r *http.Request) {
-	if err := h.Session.CheckFile(r, "write"); err != nil {
+	if err := h.Session.CheckFile(r, control.OperationWrite); err != nil {
 		WriteStatus(w, http.StatusUnauthorized, err.Error())
 		return
 	}

@@ -64,19 +64,6 @@ func equal(a, b string) bool {
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// Signature makes the signature of a file URL: "v1_" and the unpadded base64
-// of SHA-256 of path:operation:user:token[:expiration], where operation is
-// "read" or "write", user is "" for the default, and expiration is in Unix
-// seconds and "" for none.
-func Signature(path, operation, user, token, expiration string) string {
-	text := path + ":" + operation + ":" + user + ":" + token
-	if expiration != "" {
-		text += ":" + expiration
-	}
-	sum := sha256.Sum256([]byte(text))
-	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
-}
-
 // CheckFile tells why a call of GET or POST /files (operation "read" or
 // "write") is not allowed: it needs the token's header or a valid signature.
 func (s *State) CheckFile(r *http.Request, operation string) error {
@@ -93,25 +80,18 @@ func (s *State) CheckFile(r *http.Request, operation string) error {
 		return nil
 	}
 	q := r.URL.Query()
-	signature, expiration := q.Get("signature"), q.Get("signature_expiration")
-	if signature == "" {
+	if q.Get("signature") == "" {
 		return errors.New("missing signature query parameter, or access token in the " + control.TokenHeader + " header")
 	}
-	var until int64
-	if expiration != "" {
-		var err error
-		if until, err = strconv.ParseInt(expiration, 10, 64); err != nil {
-			return errors.New("signature_expiration is not a number of seconds")
-		}
-		// As the signer wrote it: in its shortest decimal form.
-		expiration = strconv.FormatInt(until, 10)
+	f, err := control.ParseSignedFile(q, operation)
+	if err != nil {
+		return err
 	}
-	want := Signature(q.Get("path"), operation, q.Get("username"), token, expiration)
-	if !equal(signature, want) {
-		return errors.New("invalid signature")
+	if !equal(f.Given, f.Signature(token)) {
+		return errors.New(control.InvalidSignature)
 	}
-	if expiration != "" && until < time.Now().Unix() {
-		return errors.New("signature is already expired")
+	if f.Expired(time.Now().Unix()) {
+		return errors.New(control.ExpiredSignature)
 	}
 	return nil
 }

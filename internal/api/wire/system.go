@@ -60,6 +60,12 @@ type Capacity struct {
 	CreatesMax      int `json:"creates_max"`
 }
 
+// TLS is how clients reach sandboxes and the API by TLS.
+type TLS struct {
+	Domain string `json:"domain" doc:"Sandboxes' ports are at https://<port>-<id>.DOMAIN, the API at https://api.DOMAIN; with the port, unless it is 443" example:"box.example.com:8443"`
+	CA     string `json:"ca,omitempty" doc:"PEM certificate of the daemon's own authority, which clients have to trust; absent where the daemon has a certificate that it was given"`
+}
+
 // Version is what the daemon calls itself.
 type Version struct {
 	Version string `json:"version"`
