@@ -26,7 +26,7 @@ func toSandbox(s sandbox.Sandbox, secrets bool) wire.Sandbox {
 		User:     s.User, Workdir: s.Workdir, Metadata: s.Metadata, Hostname: s.Hostname,
 		Start: string(s.Start), OOMKills: s.OOMKills, CreatedAt: s.CreatedAt.UTC(),
 		StartedAt: timeOrNil(s.StartedAt), ExpiresAt: timeOrNil(s.ExpiresAt), EndedAt: timeOrNil(s.EndedAt),
-		PublicTraffic: s.PublicTraffic, Instance: string(s.Instance),
+		PublicTraffic: s.PublicTraffic, HostHeader: s.HostHeader, Instance: string(s.Instance),
 		Snapshot: s.Snapshot, Parent: string(s.Parent), OnTimeout: s.OnTimeout, IdleTimeout: s.IdleTimeout.Seconds(), HibernateKind: s.HibernateKind, ManualWake: s.ManualWake,
 		SuspendedAt: timeOrNil(s.SuspendedAt), HibernatedAt: timeOrNil(s.HibernatedAt),
 	}

@@ -150,7 +150,7 @@ func (a *API) createSandbox(ctx context.Context, in *body[wire.CreateSandbox]) (
 		Env: in.Body.Env, Metadata: in.Body.Metadata, User: in.Body.User, Workdir: in.Body.Workdir, Hostname: in.Body.Hostname,
 		Timeout: timeout, Snapshot: in.Body.Snapshot, OnTimeout: in.Body.OnTimeout, IdleTimeout: idle, HibernateKind: in.Body.HibernateKind, ManualWake: in.Body.ManualWake,
 		EphemeralEnv:  in.Body.EphemeralEnv,
-		PublicTraffic: in.Body.PublicTraffic,
+		PublicTraffic: in.Body.PublicTraffic, HostHeader: in.Body.HostHeader,
 	})
 	a.metrics.created(in.Body.Runtime, sb, err, time.Since(start))
 	if err != nil {

@@ -159,6 +159,6 @@ func (p plan) claimed(member store.Record) store.Record {
 	r.Template, r.Network = asked.Template, asked.Network
 	r.Env, r.EphemeralEnv, r.User, r.Workdir, r.Metadata = asked.Env, asked.EphemeralEnv, asked.User, asked.Workdir, asked.Metadata
 	r.PublicTraffic, r.OnTimeout, r.IdleTimeout, r.Lifetime = asked.PublicTraffic, asked.OnTimeout, asked.IdleTimeout, asked.Lifetime
-	r.HibernateKind, r.ManualWake = asked.HibernateKind, asked.ManualWake
+	r.HibernateKind, r.ManualWake, r.HostHeader = asked.HibernateKind, asked.ManualWake, asked.HostHeader
 	return r
 }

@@ -142,7 +142,7 @@ func (m *Manager) fill(p *plan, tenant string, r CreateRequest, templateID strin
 			ID: id, Tenant: tenant, State: sandbox.Creating, Runtime: p.runtime.Name(),
 			Template: r.Template, TemplateID: templateID, Resources: r.Resources, Network: r.Network,
 			Env: r.Env, User: r.User, Workdir: r.Workdir, Metadata: r.Metadata, Hostname: r.Hostname,
-			Token: secret(), TrafficToken: secret(), PublicTraffic: r.PublicTraffic,
+			Token: secret(), TrafficToken: secret(), PublicTraffic: r.PublicTraffic, HostHeader: r.HostHeader,
 			OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout, HibernateKind: r.HibernateKind, ManualWake: r.ManualWake,
 			Start: sandbox.StartCold, CreatedAt: m.now(),
 		},

@@ -134,7 +134,7 @@ func (m *Manager) makeChild(ctx context.Context, source store.Record, n store.Sn
 	}
 	p, err := m.planFrom(ctx, n, CreateRequest{
 		Env: env, Metadata: maps.Clone(meta), Timeout: r.Timeout, Network: source.Network,
-		OnTimeout: source.OnTimeout, IdleTimeout: source.IdleTimeout, HibernateKind: source.HibernateKind, ManualWake: source.ManualWake, PublicTraffic: source.PublicTraffic,
+		OnTimeout: source.OnTimeout, IdleTimeout: source.IdleTimeout, HibernateKind: source.HibernateKind, ManualWake: source.ManualWake, PublicTraffic: source.PublicTraffic, HostHeader: source.HostHeader,
 	})
 	if err != nil {
 		return sandbox.Sandbox{}, err

@@ -40,6 +40,9 @@ type CreateRequest struct {
 
 	// PublicTraffic opens its ports to everybody who can reach the proxy.
 	PublicTraffic bool
+	// HostHeader is what programs inside are shown as the Host of requests that
+	// the proxy brings, "${PORT}" in it being the port; "" is the client's own.
+	HostHeader string
 
 	// InlineLayers replaces the template's root filesystem by these layer
 	// directories, topmost first. It is for template build steps and not

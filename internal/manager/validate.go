@@ -31,6 +31,14 @@ const (
 // Linux has at most 64 (sethostname(2)).
 var hostnamePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
 
+// hostHeaderPattern is a Host field with a name or an IPv4 address (RFC 9110,
+// section 7.2).
+var hostHeaderPattern = regexp.MustCompile(`^[A-Za-z0-9._-]+(:[0-9]{1,5})?$`)
+
+// maxHostHeader is the longest name of a host (RFC 1035, section 2.3.4), and
+// room for a port.
+const maxHostHeader = 253 + len(":${PORT}")
+
 func invalid(format string, args ...any) *sandbox.Error {
 	return sandbox.Errorf(sandbox.CodeInvalid, format, args...)
 }
@@ -54,6 +62,8 @@ func (r CreateRequest) validate() error {
 		return invalid("the working directory %q is not absolute: begin it with /", r.Workdir)
 	case strings.Contains(r.Workdir, "\x00"):
 		return invalid("the working directory has a NUL byte")
+	case r.HostHeader != "" && (len(r.HostHeader) > maxHostHeader || !hostHeaderPattern.MatchString(strings.ReplaceAll(r.HostHeader, "${PORT}", "65535"))):
+		return invalid("%q cannot be shown as a request's Host: give a host name, and :PORT or :${PORT} if it is to have a port", short(r.HostHeader))
 	case len(r.Hostname) > 63:
 		return invalid("the hostname has %d bytes: at most 63", len(r.Hostname))
 	case r.Hostname != "" && !hostnamePattern.MatchString(r.Hostname):

@@ -210,7 +210,11 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, sb sandbox.Sandbox
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(u.ctx, cancel)()
-	ctx = context.WithValue(ctx, routeKey{}, route{t, u})
+	host := ""
+	if port != sandbox.AgentPort {
+		host = strings.ReplaceAll(sb.HostHeader, "${PORT}", strconv.Itoa(port))
+	}
+	ctx = context.WithValue(ctx, routeKey{}, route{t, u, host})
 	p.rp.ServeHTTP(w, r.WithContext(ctx))
 }
 
@@ -228,7 +232,8 @@ type routeKey struct{}
 // route travels with a request from Serve to the transport.
 type route struct {
 	Target
-	up *upstream
+	up   *upstream
+	host string // to show to the program; "" is the client's
 }
 
 func rewrite(pr *httputil.ProxyRequest) {
@@ -237,6 +242,9 @@ func rewrite(pr *httputil.ProxyRequest) {
 	pr.Out.URL.Scheme = "http"
 	pr.Out.URL.Host = net.JoinHostPort(string(rt.ID), strconv.Itoa(rt.Port)) // the pool's key
 	pr.Out.Host = pr.In.Host
+	if rt.host != "" {
+		pr.Out.Host = rt.host // X-Forwarded-Host tells the client's
+	}
 	// We read nothing from the query, so it passes as it is, odd ones too.
 	pr.Out.URL.RawQuery = pr.In.URL.RawQuery
 	stripSecrets(pr.Out.Header)

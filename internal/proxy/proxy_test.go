@@ -516,6 +516,44 @@ func TestConnectionsAreReusedAndBounded(t *testing.T) {
 	}
 }
 
+// The Host that a sandbox's programs are to be shown is not the client's; the
+// agent, and everything else, gets the client's.
+func TestHostHeader(t *testing.T) {
+	base, h, _ := front(t, false, http.HandlerFunc(echoHeaders))
+	shown := sandbox.ID("sbxmmmmmmmmmmmmmmmmm")
+	h.mu.Lock()
+	h.byID[shown] = sandbox.Sandbox{ID: shown, State: sandbox.Running, PublicTraffic: true, HostHeader: "app.example:${PORT}"}
+	h.mu.Unlock()
+	for _, tc := range []struct {
+		id   sandbox.ID
+		port int
+		host string
+	}{
+		{shown, 8080, "app.example:8080"},
+		{shown, sandbox.AgentPort, ""},
+		{idB, 8080, ""},
+	} {
+		asked := fmt.Sprintf("%d-%s.box.test:7070", tc.port, tc.id)
+		req, _ := http.NewRequest("GET", base, nil)
+		req.Host = asked
+		res, err := client(t, false).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		var got echoed
+		if err := json.NewDecoder(res.Body).Decode(&got); err != nil {
+			t.Fatal(err)
+		}
+		if tc.host == "" {
+			tc.host = asked
+		}
+		if got.Host != tc.host || got.Header.Get("X-Forwarded-Host") != asked {
+			t.Errorf("%s: the program is shown %q, and that the client sent %q", asked, got.Host, got.Header.Get("X-Forwarded-Host"))
+		}
+	}
+}
+
 func FuzzParseHost(f *testing.F) {
 	for _, s := range []string{"8080-sbxabc.localhost", "8080-sbxabc.localhost:7070", "8080-SBX.LOCALHOST.", "-.localhost", "0-a.localhost", "[::1]:80", "99999999999999999999-a1.localhost", "8080-a-b.localhost", ".", "1-aa.localhost.."} {
 		f.Add(s)

@@ -28,6 +28,9 @@ type Sandbox struct {
 	TrafficToken string
 	// PublicTraffic opens those ports to everybody who can reach the proxy.
 	PublicTraffic bool
+	// HostHeader is what programs inside are shown as the Host of requests that
+	// the proxy brings, "${PORT}" in it being the port; "" is the client's own.
+	HostHeader string
 	// Snapshot is the ID of the snapshot that it started from; "" is none. A
 	// fork's is the hidden one of its capture.
 	Snapshot string

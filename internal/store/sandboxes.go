@@ -28,6 +28,7 @@ type data struct {
 	Token     string                `json:"token,omitempty"`
 	Traffic   string                `json:"traffic_token,omitempty"`
 	Public    bool                  `json:"public_traffic,omitempty"`
+	Host      string                `json:"host_header,omitempty"`
 	Link      sandbox.Link          `json:"link"`
 	Start     sandbox.StartKind     `json:"start,omitempty"`
 	EndReason sandbox.Reason        `json:"end_reason,omitempty"`
@@ -63,7 +64,7 @@ func values(r Record) ([]any, error) {
 	}
 	rest, err := json.Marshal(data{
 		Resources: r.Resources, Network: r.Network, Env: r.Env, User: r.User, Workdir: r.Workdir,
-		Hostname: r.Hostname, Token: r.Token, Traffic: r.TrafficToken, Public: r.PublicTraffic, Link: r.Link, Start: r.Start,
+		Hostname: r.Hostname, Token: r.Token, Traffic: r.TrafficToken, Public: r.PublicTraffic, Host: r.HostHeader, Link: r.Link, Start: r.Start,
 		EndReason: r.EndReason, EndDetail: r.EndDetail, Layers: r.Layers, BootID: r.BootID,
 		Snapshot: r.Snapshot, Parent: r.Parent, OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout, HibernateKind: r.HibernateKind, ManualWake: r.ManualWake,
 		SuspendedAt: nanos(r.SuspendedAt), HibernatedAt: nanos(r.HibernatedAt),
@@ -104,7 +105,7 @@ func scan(row scanner) (Record, error) {
 	}
 	r.Resources, r.Network, r.Env, r.User, r.Workdir = d.Resources, d.Network, d.Env, d.User, d.Workdir
 	r.Hostname, r.Token, r.Link, r.Start = d.Hostname, d.Token, d.Link, d.Start
-	r.TrafficToken, r.PublicTraffic = d.Traffic, d.Public
+	r.TrafficToken, r.PublicTraffic, r.HostHeader = d.Traffic, d.Public, d.Host
 	r.EndReason, r.EndDetail, r.Layers, r.BootID = d.EndReason, d.EndDetail, d.Layers, d.BootID
 	r.Snapshot, r.Parent, r.OnTimeout, r.IdleTimeout, r.HibernateKind, r.ManualWake = d.Snapshot, d.Parent, d.OnTimeout, d.IdleTimeout, d.HibernateKind, d.ManualWake
 	r.SuspendedAt, r.HibernatedAt = moment(d.SuspendedAt), moment(d.HibernatedAt)

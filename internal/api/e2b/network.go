@@ -15,10 +15,11 @@ type network struct {
 	AllowOut           []string `json:"allowOut,omitempty"`
 	DenyOut            []string `json:"denyOut,omitempty"`
 
-	EgressProxy     any    `json:"egressProxy,omitempty"`
 	MaskRequestHost string `json:"maskRequestHost,omitempty"`
-	Rules           any    `json:"rules,omitempty"`
-	HTTPSPorts      []int  `json:"httpsPorts,omitempty"`
+
+	EgressProxy any   `json:"egressProxy,omitempty"`
+	Rules       any   `json:"rules,omitempty"`
+	HTTPSPorts  []int `json:"httpsPorts,omitempty"`
 }
 
 func (n network) unsupported() error {
@@ -28,7 +29,6 @@ func (n network) unsupported() error {
 		why   string
 	}{
 		{"egressProxy", given(n.EgressProxy), "sandboxes connect directly; give HTTP_PROXY in envVars to programs that heed it"},
-		{"maskRequestHost", n.MaskRequestHost != "", "programs in a sandbox see the Host that the client sent"},
 		{"rules", given(n.Rules), "requests of a sandbox go out as they are; use allowOut and denyOut to bound where to"},
 		{"httpsPorts", len(n.HTTPSPorts) > 0, "ports in a sandbox are reached by plain HTTP from the daemon"},
 	} {
@@ -126,7 +126,7 @@ func rule(s string, names bool) (sandbox.EgressRule, error) {
 // toNetwork is the way back.
 func toNetwork(sb sandbox.Sandbox) network {
 	public := sb.PublicTraffic
-	n := network{AllowPublicTraffic: &public}
+	n := network{AllowPublicTraffic: &public, MaskRequestHost: sb.HostHeader}
 	text := func(rules []sandbox.EgressRule) []string {
 		var out []string
 		for _, r := range rules {

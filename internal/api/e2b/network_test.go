@@ -36,7 +36,6 @@ func TestPolicy(t *testing.T) {
 		{name: "a name cannot be denied", in: network{DenyOut: []string{"example.com"}}, err: "denyOut[0]"},
 		{name: "a proxy", in: network{EgressProxy: map[string]any{"address": "x"}}, err: "egressProxy"},
 		{name: "an empty proxy asks for nothing", in: network{EgressProxy: map[string]any{}}, mode: sandbox.NetworkEgress, online: true},
-		{name: "a host to show", in: network{MaskRequestHost: "x"}, err: "maskRequestHost"},
 		{name: "headers", in: network{Rules: map[string]any{"x": nil}}, err: "rules"},
 		{name: "ports of TLS", in: network{HTTPSPorts: []int{443}}, err: "httpsPorts"},
 	} {

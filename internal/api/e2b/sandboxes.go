@@ -266,6 +266,7 @@ func (f *facade) createRequest(ctx context.Context, tenant string, in createRequ
 	}
 	out.ManualWake = in.AutoResume == nil || !in.AutoResume.Enabled
 	out.PublicTraffic = in.Network.AllowPublicTraffic == nil || *in.Network.AllowPublicTraffic
+	out.HostHeader = in.Network.MaskRequestHost
 	out.Env, out.Metadata = in.EnvVars, in.Metadata
 	if out.Snapshot, err = f.snapshot(ctx, tenant, in.TemplateID); err != nil || out.Snapshot != "" {
 		return out, err

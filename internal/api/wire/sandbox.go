@@ -40,6 +40,7 @@ type Sandbox struct {
 	SuspendedAt   *time.Time           `json:"suspended_at,omitempty" doc:"When it was suspended; absent in other states"`
 	HibernatedAt  *time.Time           `json:"hibernated_at,omitempty" doc:"When it was hibernated; absent in other states"`
 
+	HostHeader    string `json:"host_header,omitempty" doc:"What programs inside are shown as Host of requests by the proxy; absent: what the client sent"`
 	PublicTraffic bool   `json:"public_traffic,omitempty" doc:"Its ports are open to everybody who reaches the proxy"`
 	TrafficToken  string `json:"traffic_token,omitempty" doc:"Opens its ports without an API key (header e2b-traffic-access-token). Told when one sandbox is asked for, not in lists"`
 }
@@ -94,6 +95,7 @@ type CreateSandbox struct {
 	HibernateKind sandbox.SnapshotKind `json:"hibernate_kind,omitempty" enum:"full,disk" doc:"What it keeps when it hibernates: its memory and disk, or its disk alone, of which it boots when it wakes; default: full"`
 	ManualWake    bool                 `json:"manual_wake,omitempty" doc:"Traffic by the proxy (by header or host name) does not wake it when it is hibernated: its owner does, by the API"`
 	IdleTimeout   float64              `json:"idle_timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Hibernate it after so many seconds without a request, a running command or an open stream, 1 at the least; 0 or absent: never"`
+	HostHeader    string               `json:"host_header,omitempty" maxLength:"300" doc:"Show programs inside this as Host of requests by the proxy, ${PORT} in it being the port; default: what the client sent" example:"app.example.com:${PORT}"`
 	PublicTraffic bool                 `json:"public_traffic,omitempty" doc:"Open its ports to everybody who reaches the proxy; default: only with an API key or its traffic token"`
 }
 

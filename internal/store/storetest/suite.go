@@ -58,7 +58,7 @@ func Sample(id sandbox.ID) store.Record {
 			},
 			Env:  map[string]string{"A": "1", "B": "ü\n\x00"},
 			User: "user", Workdir: "/home/user", Metadata: map[string]string{"k": "v", "a.b\"]": "$['x']"},
-			Hostname: "h", Token: "tok", TrafficToken: "tt", PublicTraffic: true,
+			Hostname: "h", Token: "tok", TrafficToken: "tt", PublicTraffic: true, HostHeader: "shown.example:${PORT}",
 			Link: sandbox.Link{
 				Slot: 7, NetNS: "/run/x", Device: "eth0", Address: netip.MustParsePrefix("10.1.0.2/30"),
 				Gateway: netip.MustParseAddr("10.1.0.1"), DNS: netip.MustParseAddr("10.1.0.1"),
