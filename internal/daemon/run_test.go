@@ -20,6 +20,7 @@ import (
 // that lives on.
 func TestRunLeavesNoGoroutine(t *testing.T) {
 	s := newStage(t)
+	s.cfg.TLSListen, s.cfg.TLSDomain = "127.0.0.1:0", "box.test"
 	before := goleak.IgnoreCurrent()
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, ended := make(chan Info, 1), make(chan error, 1)
