@@ -85,26 +85,12 @@ console.log(JSON.stringify(out))
 process.exit(0)
 `
 
-// publishedSDK gives a directory with E2B's published package, or skips t.
-func publishedSDK(t *testing.T, ctx context.Context) string {
-	t.Helper()
-	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("npm is not installed: the published SDK cannot be had")
-	}
-	dir := t.TempDir()
-	npm := exec.CommandContext(ctx, "npm", "install", "--no-audit", "--no-fund", "--prefix", dir, "e2b@2.51.0")
-	if out, err := npm.CombinedOutput(); err != nil {
-		t.Skipf("the published SDK cannot be had: %v: %s", err, out)
-	}
-	return dir
-}
-
 // TestDataPlaneSDK drives the data plane by E2B's published package.
 func TestDataPlaneSDK(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	dir := publishedSDK(t, ctx)
+	dir := javascript(t)
 	must(t, os.WriteFile(filepath.Join(dir, "use.mjs"), []byte(dataPlaneScript), 0o600))
 	l := openLab(t)
 	ip := loopback()

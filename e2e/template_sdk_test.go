@@ -35,7 +35,7 @@ func TestTemplateBuildSDK(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	dir := publishedSDK(t, ctx)
+	dir := javascript(t)
 	l := newLab(t)
 	l.importTiny(t)
 	if err := os.WriteFile(filepath.Join(dir, "build.mjs"), []byte(templateScript), 0o600); err != nil {
@@ -43,7 +43,7 @@ func TestTemplateBuildSDK(t *testing.T) {
 	}
 	node := exec.CommandContext(ctx, "node", "build.mjs")
 	node.Dir = dir
-	node.Env = append(os.Environ(), "E2B_API_KEY="+l.key, "E2B_API_URL="+l.tcp, "E2B_SANDBOX_URL="+l.tcp)
+	node.Env = l.sdkEnv()
 	out, err := node.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -7,7 +7,7 @@ set -euo pipefail
 
 # The command that a package is known by, and the package that brings it.
 run="crun:crun lxcfs:lxcfs mmdebstrap:mmdebstrap nft:nftables ip:iproute2"
-test="$run runc:runc mkfs.xfs:xfsprogs busybox:busybox-static gcc:gcc git:git curl:curl"
+test="$run node:nodejs npm:npm python3:python3 pip3:python3-pip runc:runc mkfs.xfs:xfsprogs busybox:busybox-static gcc:gcc git:git curl:curl"
 
 case "${1:-}" in
 run) wanted=$run; files="" ;;

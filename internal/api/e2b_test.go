@@ -196,7 +196,7 @@ func TestE2BSandboxRoutes(t *testing.T) {
 		{"?state=running,paused&order=asc", []any{id, id2}, false},
 		{"?limit=1", []any{id2}, true},
 		{"?metadata=n%3D1", []any{id}, false},
-		{"?metadata=k%3Da%2520b%2526c", []any{id}, false},
+		{"?metadata=k%3Da%252520b%252526c", []any{id}, false},
 		{"?metadata=n%3D3", nil, false},
 		{"?template=base", []any{id2, id}, false},
 		{"?template=none", nil, false},

@@ -311,19 +311,25 @@ func (f *facade) info(w http.ResponseWriter, r *http.Request, tenant string) err
 	return writeJSON(w, http.StatusOK, l)
 }
 
-// metadataQuery reads the labels of a listing: k=v&k=v, of which each part was
-// percent-encoded once more.
+// metadataQuery reads the labels of a listing: k=v&k=v, whose parts the SDKs
+// percent-encode once before they encode the whole.
 func metadataQuery(s string) (map[string]string, error) {
 	if s == "" {
 		return nil, nil
 	}
+	bad := sandbox.Errorf(sandbox.CodeInvalid, "metadata is not k=v&k=v, with k and v percent-encoded twice")
 	q, err := url.ParseQuery(s)
 	if err != nil {
-		return nil, sandbox.Errorf(sandbox.CodeInvalid, "metadata is not k=v&k=v, percent-encoded")
+		return nil, bad
 	}
 	out := map[string]string{}
 	for k := range q {
-		out[k] = q.Get(k)
+		key, kerr := url.QueryUnescape(k)
+		value, verr := url.QueryUnescape(q.Get(k))
+		if kerr != nil || verr != nil {
+			return nil, bad
+		}
+		out[key] = value
 	}
 	return out, nil
 }
