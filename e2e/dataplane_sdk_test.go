@@ -44,10 +44,11 @@ out.failed = all.filter(r => r.status === 'rejected').map(r => String(r.reason))
 
 // A stream that is left, and taken up again.
 let first = '', rest = ''
-const job = await sbx.commands.run('i=0; while [ $i -lt 40 ]; do echo line $i; sleep 0.05; i=$((i+1)); done; exit 5', { background: true, onStdout: d => { first += d } })
+const job = await sbx.commands.run('i=0; until test -e /tmp/go; do echo line $i; sleep 0.05; i=$((i+1)); done; echo the end; exit 5', { background: true, onStdout: d => { first += d } })
 while (!first.includes('line 5')) await new Promise(r => setTimeout(r, 10))
 await job.disconnect()
 const again = await sbx.commands.connect(job.pid, { onStdout: d => { rest += d } })
+await sbx.commands.run('touch /tmp/go')
 out.exit = await again.wait().then(() => 0, e => e.exitCode)
 out.last = rest.trim().split('\n').pop()
 
@@ -152,7 +153,7 @@ func TestDataPlaneSDK(t *testing.T) {
 		if len(got.Failed) > 0 {
 			t.Errorf("of 200 commands at once %d failed: %v", len(got.Failed), got.Failed)
 		}
-		if got.Exit != 5 || got.Last != "line 39" {
+		if got.Exit != 5 || got.Last != "the end" {
 			t.Errorf("taken up again, the command ends with %d after %q", got.Exit, got.Last)
 		}
 		urls, _ := json.Marshal(got.URLs)
