@@ -86,7 +86,7 @@ func (a *Agent) handleInit(w http.ResponseWriter, r *http.Request) {
 	}
 	fresh, late := a.session.Update(req)
 	if !late {
-		err := a.host.Apply(req, fresh)
+		err := a.host.Apply(req, fresh && !req.Rebooted)
 		if err == nil && req.Copied {
 			err = a.renew(r.Context(), req, false)
 		}

@@ -44,6 +44,7 @@ type plan struct {
 	lifetime time.Duration
 	from     *store.Snapshot // nil: a template
 	spare    *spare          // nil: all of it is to be made
+	reboot   bool            // it boots from the disk that it had before
 }
 
 // Create makes a sandbox and returns once it is ready for use: its agent
@@ -370,7 +371,7 @@ func (m *Manager) initAgent(ctx context.Context, agent *agentclient.Client, rec 
 	ctx, cancel := context.WithTimeout(ctx, initTimeout)
 	defer cancel()
 	req := m.identity(rec, p.env)
-	req.Copied = p.from != nil
+	req.Copied, req.Rebooted = p.from != nil, p.reboot
 	return agent.Init(ctx, req)
 }
 

@@ -475,7 +475,7 @@ func (m *Manager) goOn(ctx context.Context, l *live, rt sandbox.Runtime, n store
 // reboot starts l anew from its disk.
 func (m *Manager) reboot(ctx context.Context, l *live, rt sandbox.Runtime, _ store.Snapshot, _ *spare) (following func(), err error) {
 	rec := l.record()
-	p := plan{runtime: rt}
+	p := plan{runtime: rt, reboot: true}
 	if rec.TemplateID != "" {
 		t, err := m.cfg.Templates.Get(ctx, rec.Tenant, rec.TemplateID)
 		if err != nil {

@@ -63,6 +63,9 @@ type InitRequest struct {
 	// with it: SSH host keys are made anew, and the programs of
 	// /etc/warren/restored.d are run.
 	Copied bool `json:"copied,omitempty"`
+	// Rebooted is that the disk is this sandbox's own: it keeps the identity
+	// that it has there.
+	Rebooted bool `json:"rebooted,omitempty"`
 }
 
 // RestoredRequest is the body of POST /restored: what a sandbox that was
