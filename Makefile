@@ -24,8 +24,16 @@ bin/warren: go.mod $(GOSRC)
 bin/warren-agent: go.mod $(GOSRC)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(LDFLAGS)' -o $@ ./cmd/warren-agent
 
-bin/runsc: tools/runsc/go.mod tools/runsc/go.sum
-	CGO_ENABLED=0 $(GO) build -C tools/runsc -trimpath -ldflags='-s -w' -o ../../$@ gvisor.dev/gvisor/runsc
+# The filters of this machine's architecture: another's are compiled when a
+# sandbox starts.
+FILTERS = tools/runsc/filters_$(shell $(GO) env GOHOSTARCH).go
+RUNSC   = tools/runsc/go.mod tools/runsc/go.sum tools/runsc/main.go tools/runsc/filters.go
+
+$(FILTERS): tools/runsc/go.mod tools/runsc/go.sum tools/runsc/precompile/main.go
+	CGO_ENABLED=0 GOOS= GOARCH= $(GO) run -C tools/runsc -trimpath ./precompile $(@F)
+
+bin/runsc: $(RUNSC) $(FILTERS)
+	CGO_ENABLED=0 $(GO) build -C tools/runsc -trimpath -ldflags='-s -w' -o ../../$@ .
 
 setup:
 	@scripts/setup.sh run
@@ -42,6 +50,7 @@ check: ## formatting, vet, and that the sources build for arm64
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
 
 test: setup-test build check ## set up and run every test that this machine can run; list what it skips
+	CGO_ENABLED=0 $(GO) test -C tools/runsc ./...
 	@scripts/test.sh ./...
 
 test-root: setup-test build ## run only the packages whose tests need root
@@ -52,7 +61,7 @@ test-short: ## the quick tests alone, without root or a sandbox
 
 arm64: ## build everything for linux/arm64 into bin/arm64
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(LDFLAGS)' -o bin/arm64/ ./cmd/...
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) build -C tools/runsc -trimpath -ldflags='-s -w' -o ../../bin/arm64/runsc gvisor.dev/gvisor/runsc
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) build -C tools/runsc -trimpath -ldflags='-s -w' -o ../../bin/arm64/runsc .
 
 bench: setup-test build ## measure on this host; raw JSON goes to bench/results
 	$(GO) run ./bench/warren-bench
@@ -64,4 +73,4 @@ gen: ## regenerate the checked-in generated code
 	$(GO) generate ./proto/...
 
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin $(FILTERS)

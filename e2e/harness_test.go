@@ -285,7 +285,19 @@ func (l *lab) verify(t *testing.T) {
 		problems = nil
 		live := map[sandbox.ID]int{}
 		for _, sb := range l.list(t, client.Filter{Live: true}) {
-			live[sandbox.ID(sb.ID)] = slotOf(sb.Address)
+			id := sb.ID
+			if sb.Instance != "" {
+				id = sb.Instance
+			}
+			live[sandbox.ID(id)] = slotOf(sb.Address)
+		}
+		c, err := l.cl.Capacity(context.Background())
+		if err != nil {
+			problems = append(problems, err.Error())
+			return false
+		}
+		for id, slot := range c.Spares {
+			live[sandbox.ID(id)] = slot
 		}
 		items, err := census.Take(l.where)
 		if err != nil {

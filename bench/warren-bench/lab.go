@@ -25,6 +25,9 @@ type options struct {
 	serve                []string // more of the daemon's arguments
 }
 
+// benchSpares is how many children the largest fork that is measured has.
+const benchSpares = 10
+
 // lab is a daemon to measure, and a client of it.
 type lab struct {
 	options
@@ -54,7 +57,7 @@ func newLab(ctx context.Context, o options) (*lab, error) {
 	if l.log, err = os.Create(o.state + ".log"); err != nil {
 		return nil, err
 	}
-	l.daemon = exec.Command(filepath.Join(o.bin, "warren"), append([]string{"serve", "--state", o.state, "--socket", socket, "--listen", "none"}, o.serve...)...)
+	l.daemon = exec.Command(filepath.Join(o.bin, "warren"), append([]string{"serve", "--state", o.state, "--socket", socket, "--listen", "none", "--spares", strconv.Itoa(benchSpares)}, o.serve...)...)
 	l.daemon.Stdout, l.daemon.Stderr = l.log, l.log
 	l.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt is the bench's, which then stops the daemon
 	if err := l.daemon.Start(); err != nil {

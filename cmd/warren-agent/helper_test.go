@@ -38,7 +38,9 @@ type gaps struct {
 }
 
 func (g *gaps) tick() {
-	now := time.Now()
+	// One reading of one clock: a stop between the wall clock's and the monotonic
+	// one's would be a gap that ends before it begins.
+	now := time.Now().Round(0)
 	if !g.last.IsZero() && now.Sub(g.last) >= gapMin {
 		fmt.Printf("gap %s %d %d\n", g.name, g.last.UnixNano(), now.UnixNano())
 	}

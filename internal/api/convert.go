@@ -26,8 +26,8 @@ func toSandbox(s sandbox.Sandbox, secrets bool) wire.Sandbox {
 		User:     s.User, Workdir: s.Workdir, Metadata: s.Metadata, Hostname: s.Hostname,
 		Start: string(s.Start), OOMKills: s.OOMKills, CreatedAt: s.CreatedAt.UTC(),
 		StartedAt: timeOrNil(s.StartedAt), ExpiresAt: timeOrNil(s.ExpiresAt), EndedAt: timeOrNil(s.EndedAt),
-		PublicTraffic: s.PublicTraffic,
-		Snapshot:      s.Snapshot, Parent: string(s.Parent), OnTimeout: s.OnTimeout, IdleTimeout: s.IdleTimeout.Seconds(),
+		PublicTraffic: s.PublicTraffic, Instance: string(s.Instance),
+		Snapshot: s.Snapshot, Parent: string(s.Parent), OnTimeout: s.OnTimeout, IdleTimeout: s.IdleTimeout.Seconds(),
 		SuspendedAt: timeOrNil(s.SuspendedAt), HibernatedAt: timeOrNil(s.HibernatedAt),
 	}
 	if s.Link.Address.IsValid() && !s.State.Ended() {

@@ -485,13 +485,24 @@ func (s *stage) compare(t *testing.T) (problems []string) {
 	}
 	for _, sb := range s.live(t) {
 		if sb.State != sandbox.Hibernated {
-			live[sandbox.ID(sb.ID)] = slotOf(sb.Address)
+			id := sb.ID
+			if sb.Instance != "" {
+				id = sb.Instance
+			}
+			live[sandbox.ID(id)] = slotOf(sb.Address)
 			continue
 		}
 		// Its console is all that the host has of it, beside its capture.
 		items = slices.DeleteFunc(items, func(i census.Item) bool {
 			return i.Kind == census.Dir && i.ID == sandbox.ID(sb.ID)
 		})
+	}
+	c, err := s.client.Capacity(context.Background())
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for id, slot := range c.Spares {
+		live[sandbox.ID(id)] = slot
 	}
 	for _, i := range census.Unexplained(items, live, true) {
 		problems = append(problems, "not explained by a live sandbox: "+i.String())

@@ -304,7 +304,7 @@ func (m *Manager) Capacity(ctx context.Context) Capacity {
 		DiskTotal: f.disk.Total, DiskFree: f.disk.Free, DiskReserve: m.cfg.Budget.DiskReserve,
 		CreatesMax: m.cfg.Budget.Creates,
 	}
-	c.Spares = m.spares.count()
+	c.Spares = m.spares.ready()
 	c.SlotsUsed, c.Slots = m.cfg.Network.Capacity()
 	m.ledger.mu.Lock()
 	c.MemoryBudget, c.MemoryPromised = m.ledger.memoryCap, m.ledger.sum.memory

@@ -468,7 +468,7 @@ func (w *world) rest(t *testing.T) {
 			}
 		}
 		c := w.m.Capacity(context.Background())
-		return c.Sandboxes == len(all) && c.CreatesInFlight == 0 && c.Spares == len(w.full.Ready()) && len(w.net.Holders()) == slots
+		return c.Sandboxes == len(all) && c.CreatesInFlight == 0 && len(c.Spares) == len(w.full.Ready()) && len(w.net.Holders()) == slots
 	})
 }
 

@@ -289,7 +289,8 @@ func (m *Manager) admit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, 
 
 // tryAdmit is admit without anybody giving way.
 func (m *Manager) tryAdmit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
-	if used, total := m.cfg.Network.Capacity(); total > 0 && used >= total {
+	moves := m.spares.has(id) // into a spare, and takes its slot
+	if used, total := m.cfg.Network.Capacity(); !moves && total > 0 && used >= total {
 		return sandbox.Errorf(sandbox.CodeNoCapacity, "all %d network slots are in use: end sandboxes", total).With("resource", "slots")
 	}
 	f, err := m.facts()
@@ -304,22 +305,21 @@ func (m *Manager) tryAdmit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtim
 // restores tells whether p goes on from memory, and does not boot.
 func (p plan) restores() bool { return p.from != nil && p.from.Kind == sandbox.SnapshotFull }
 
-// connect takes a network slot for l: its spare's, or another one.
+// connect takes a network slot for l: its spare's, which has the rules of none
+// until revive is done, or another one.
 func (m *Manager) connect(ctx context.Context, l *live, s *spare) error {
 	var link sandbox.Link
-	var err error
 	if s != nil {
-		s.used = true
-		link, err = s.link, m.cfg.Network.SetPolicy(ctx, s.link, l.record().Network)
+		s.used, link = true, s.link
 	} else {
-		link, err = m.cfg.Network.Acquire(ctx, l.id, l.record().Network)
+		var err error
+		if link, err = m.cfg.Network.Acquire(ctx, l.id, l.record().Network); err != nil {
+			return orCtx(ctx, "take a network slot", err)
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.rec.Link = link // goes on record with the state: until then a sweep finds the slot by its absence
-	if err != nil {
-		return orCtx(ctx, "take a network slot", err)
-	}
 	return nil
 }
 
@@ -355,6 +355,9 @@ func (m *Manager) restore(ctx context.Context, l *live, p plan) error {
 		return err
 	}
 	pointRestoreGoing.Hit()
+	if p.from.Transient {
+		m.loaded(l, inst, p.from.ID)
+	}
 	m.tasks.run(func() {
 		ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)
 		defer cancel()

@@ -164,10 +164,8 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 		}
 	}
 	pointEndConsole.Hit()
-	if rec.Link.NetNS != "" {
-		if err := m.cfg.Network.Release(ctx, rec.Link); err != nil {
-			return err
-		}
+	if err := m.disconnect(ctx, l); err != nil {
+		return err
 	}
 	pointEndSlot.Hit()
 	for _, id := range []sandbox.ID{rec.HostID(), l.id} {
@@ -194,6 +192,34 @@ func (m *Manager) tryEnd(ctx context.Context, l *live) error {
 	pointEndDone.Hit()
 	m.unhold(string(l.id))
 	m.leave(l)
+	return nil
+}
+
+// disconnect gives l's slot back, unless it is another's by now: the record of
+// a slot that a daemon gave back right before its end is older than that.
+func (m *Manager) disconnect(ctx context.Context, l *live) error {
+	rec := l.record()
+	link := rec.Link
+	if link.NetNS == "" {
+		return nil
+	}
+	spare, taken := m.spares.slots()[link.Slot]
+	taken = taken && spare != rec.HostID()
+	m.mu.Lock()
+	for _, other := range m.live {
+		if r := other.record(); other != l && r.State != sandbox.Hibernated && r.Link.NetNS != "" && r.Link.Slot == link.Slot {
+			taken = true
+		}
+	}
+	m.mu.Unlock()
+	if !taken {
+		if err := m.cfg.Network.Release(ctx, link); err != nil {
+			return err
+		}
+	}
+	l.mu.Lock()
+	l.rec.Link = sandbox.Link{}
+	l.mu.Unlock()
 	return nil
 }
 

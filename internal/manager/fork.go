@@ -87,12 +87,21 @@ func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.
 	if err != nil {
 		return source, n, err
 	}
-	defer done()
+	goneOn := func() {}
+	defer func() {
+		m.tasks.run(func() {
+			defer done()
+			goneOn()
+		})
+	}()
 	kind, err := m.kindFor(l, r.Kind)
 	if err != nil {
 		return source, n, err
 	}
 	source = l.record()
+	if kind == sandbox.SnapshotFull {
+		m.spares.hurry(source, r.Count)
+	}
 	if source.State == sandbox.Hibernated {
 		// What it wakes from is what its children come of: it stays for them
 		// when it has woken.
@@ -103,12 +112,9 @@ func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.
 			return source, n, err
 		}
 	} else {
-		if kind == sandbox.SnapshotFull {
-			m.spares.hurry(source, r.Count)
-		}
 		n = m.newSnapshot(source, kind)
 		n.Hidden, n.Transient = true, true
-		if n, err = m.captureAndGoOn(ctx, l, n); err != nil {
+		if n, goneOn, err = m.captureAndGoOn(ctx, l, n); err != nil {
 			return source, n, err
 		}
 	}

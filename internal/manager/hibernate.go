@@ -156,29 +156,37 @@ func (m *Manager) evict(ctx context.Context, l *live) error {
 	conns := l.conns
 	l.mu.Unlock()
 	conns.hangUp()
-	if rec.Link.NetNS != "" {
-		if err := m.cfg.Network.Release(ctx, rec.Link); err != nil {
-			return err
-		}
-		l.mu.Lock()
-		l.rec.Link = sandbox.Link{}
-		l.mu.Unlock()
-	}
+	stripped := make(chan error, 1)
+	go func() { // beside the slot, whose end tells far ends of connections
+		err := m.stripDirs(rec)
+		pointHibernateDir.Hit()
+		stripped <- err
+	}()
+	err := m.disconnect(ctx, l)
 	pointHibernateSlot.Hit()
-	if err := m.stripDirs(rec); err != nil {
+	if err := errors.Join(err, <-stripped); err != nil {
 		return err
 	}
-	pointHibernateDir.Hit()
 	l.mu.Lock()
 	l.rec.Instance = ""
 	l.mu.Unlock()
+	m.ledger.release(l.id)
 	if rec.Op == store.OpHibernate {
 		if err := m.update(ctx, l, func(r *store.Record) { r.Op = store.OpNone }); err != nil {
 			return err
 		}
 	}
-	m.ledger.release(l.id)
+	l.mu.Lock()
+	l.gone = true
+	l.mu.Unlock()
 	return nil
+}
+
+// evicted tells whether the host has nothing of l but its console.
+func (l *live) evicted() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.gone
 }
 
 // evictAgain tries evict until it works, or somebody else has done it.
@@ -327,12 +335,17 @@ func (m *Manager) wake(ctx context.Context, l *live) error {
 	if err := m.usable(ctx, n); err != nil {
 		return describe(err, "sandbox "+string(l.id)+" cannot be woken and stays hibernated")
 	}
-	if err := m.evict(ctx, l); err != nil { // what an earlier attempt left
-		return err
+	if !l.evicted() { // what an earlier attempt left
+		if err := m.evict(ctx, l); err != nil {
+			return err
+		}
 	}
 	if err := m.admit(l.id, rec.Resources, rt, n.SizeBytes); err != nil {
 		return err
 	}
+	l.mu.Lock()
+	l.gone = false
+	l.mu.Unlock()
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
 	l.setInterrupt(interrupt)
@@ -408,7 +421,12 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 	expires := l.rec.ExpiresAt
 	l.mu.Unlock()
 	m.ttl.set(l.id, expires)
-	m.discard(context.WithoutCancel(ctx), m.snaps.Drop(string(l.id), m.standsOn(l.record())...))
+	if spare != nil {
+		if err := m.removeDir(l.id); err != nil {
+			m.log.WarnContext(ctx, "remove a directory that a sandbox has no more; its end does", "sandbox", l.id, "error", err)
+		}
+	}
+	m.loaded(l, inst, n.ID)
 	m.spares.want(l.record(), 1)
 	m.tasks.run(func() {
 		ctx, cancel := context.WithTimeout(l.ctx, answerTimeout)
@@ -418,8 +436,23 @@ func (m *Manager) bringBack(ctx context.Context, l *live, rt sandbox.Runtime, n 
 	return nil
 }
 
-// revive restores l from a capture, in spare where there is one.
+// revive restores l from a capture, in spare where there is one. Its commands
+// are stopped still, and its network has its rules.
 func (m *Manager) revive(ctx context.Context, l *live, rt sandbox.Runtime, capture string, spare *spare) (sandbox.Instance, error) {
+	if spare == nil {
+		return m.restoreIn(ctx, l, rt, capture, nil)
+	}
+	ruled := make(chan error, 1)
+	go func() { ruled <- m.cfg.Network.SetPolicy(ctx, spare.link, l.record().Network) }()
+	inst, err := m.restoreIn(ctx, l, rt, capture, spare)
+	if ruleErr := <-ruled; err == nil && ruleErr != nil {
+		l.setInstance(m, inst) // for its end
+		err = orCtx(ctx, "give the sandbox its network's rules", ruleErr)
+	}
+	return inst, err
+}
+
+func (m *Manager) restoreIn(ctx context.Context, l *live, rt sandbox.Runtime, capture string, spare *spare) (sandbox.Instance, error) {
 	dir, spec := m.snaps.Path(capture), m.spec(l.record())
 	if spare != nil {
 		inst, err := spare.prepared.Restore(ctx, dir, spec.Hostname)

@@ -27,6 +27,7 @@ type live struct {
 	outer  *agentclient.Client     // the same for others, who thereby use it
 	conns  *conns                  // into inst
 	corpse sandbox.Instance        // what did run and is to be removed
+	gone   bool                    // it is hibernated, and evict has been done
 	abort  context.CancelCauseFunc // of the create under way
 	ending *ending                 // set once: the first end that was asked for
 

@@ -472,7 +472,9 @@ func (m *Manager) captureWarm(ctx context.Context, poolID string, l *live) (n st
 	}
 	n = m.newSnapshot(l.record(), sandbox.SnapshotFull)
 	n.Hidden = true
-	if n, err = m.captureAndGoOn(ctx, l, n); err != nil {
+	n, goneOn, err := m.captureAndGoOn(ctx, l, n)
+	goneOn()
+	if err != nil {
 		return n, err
 	}
 	if err := m.snaps.Hold(n.ID, poolHolder(poolID)); err != nil {

@@ -2,7 +2,6 @@ package manager_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -50,11 +49,7 @@ func (m *model) check(t *testing.T, w *world, id sandbox.ID, ancestors map[sandb
 // After each daemon the host holds what is on record and nothing else, and in
 // the end every sandbox has what its commands wrote last.
 func TestRandomCaptures(t *testing.T) {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("seed: -seed=%d", seed)
+	seed := seeded(t)
 	rounds, workers, steps := 6, 8, 40
 	if testing.Short() {
 		rounds = 2
@@ -62,18 +57,11 @@ func TestRandomCaptures(t *testing.T) {
 	w := newWorld(t)
 	w.net.Total = 25
 	dice := &lockedRand{r: rand.New(rand.NewPCG(seed, 0))}
-	chance := func(what string, n int) error {
-		time.Sleep(time.Duration(dice.IntN(1000)) * time.Microsecond)
-		if dice.IntN(n) == 0 {
-			return errors.New("the dice said no to " + what)
-		}
-		return nil
-	}
-	w.full.OnCheckpoint = func(context.Context, sandbox.ID) error { return chance("a checkpoint", 10) }
-	w.full.OnRestore = func(context.Context, sandbox.Spec) error { return chance("a restore", 10) }
-	w.full.OnPrepare = func(context.Context, sandbox.Spec) error { return chance("a spare", 10) }
+	w.full.OnCheckpoint = func(context.Context, sandbox.ID) error { return dice.chance("a checkpoint", 10) }
+	w.full.OnRestore = func(context.Context, sandbox.Spec) error { return dice.chance("a restore", 10) }
+	w.full.OnPrepare = func(context.Context, sandbox.Spec) error { return dice.chance("a spare", 10) }
 	w.tune = func(c *manager.Config) { c.Spares = int(seed % 4) }
-	w.full.OnKill = func(context.Context, sandbox.ID) error { return chance("an end", 40) }
+	w.full.OnKill = func(context.Context, sandbox.ID) error { return dice.chance("an end", 40) }
 	mod := &model{last: map[sandbox.ID]string{}, author: map[string]sandbox.ID{}}
 	for round := range rounds {
 		m := w.start(t)

@@ -2,7 +2,6 @@ package manager_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -19,11 +18,7 @@ import (
 // sandbox that another has or had; after each daemon the host holds what is on
 // record and nothing else; and in the end the pools are full.
 func TestRandomPools(t *testing.T) {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("seed: -seed=%d", seed)
+	seed := seeded(t)
 	rounds, workers, steps := 6, 6, 40
 	if testing.Short() {
 		rounds = 2
@@ -34,17 +29,10 @@ func TestRandomPools(t *testing.T) {
 		c.Pools = pool.Options{Parallel: 3, Calm: time.Nanosecond, Patience: time.Millisecond, Backoff: time.Millisecond, BackoffMost: 20 * time.Millisecond}
 	}
 	dice := &lockedRand{r: rand.New(rand.NewPCG(seed, 0))}
-	chance := func(n int) error {
-		time.Sleep(time.Duration(dice.IntN(1000)) * time.Microsecond)
-		if dice.IntN(n) == 0 {
-			return errors.New("the dice said no")
-		}
-		return nil
-	}
-	create := func(context.Context, sandbox.Spec) error { return chance(12) }
+	create := func(context.Context, sandbox.Spec) error { return dice.chance("a start", 12) }
 	w.rt.OnCreate, w.full.OnCreate, w.full.OnRestore = create, create, create
-	w.full.OnCheckpoint = func(context.Context, sandbox.ID) error { return chance(6) }
-	end := func(context.Context, sandbox.ID) error { return chance(40) }
+	w.full.OnCheckpoint = func(context.Context, sandbox.ID) error { return dice.chance("a checkpoint", 6) }
+	end := func(context.Context, sandbox.ID) error { return dice.chance("an end", 40) }
 	w.rt.OnKill, w.full.OnKill = end, end
 	var mu sync.Mutex
 	owner := map[sandbox.ID]string{}

@@ -16,15 +16,31 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "seed of the randomized tests; 0 picks one")
 
-// TestRandomLives has workers create, end, crash and change sandboxes at
-// random while runtimes fail and daemons come and go, and checks after each
-// daemon that the host holds what is on record and nothing else.
-func TestRandomLives(t *testing.T) {
+// seeded gives the seed of a randomized test, and tells it.
+func seeded(t *testing.T) uint64 {
+	t.Helper()
 	seed := *seedFlag
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
 	t.Logf("seed: -seed=%d", seed)
+	return seed
+}
+
+// chance takes up to a millisecond, and fails what one time in n.
+func (r *lockedRand) chance(what string, n int) error {
+	time.Sleep(time.Duration(r.IntN(1000)) * time.Microsecond)
+	if r.IntN(n) == 0 {
+		return errors.New("the dice said no to " + what)
+	}
+	return nil
+}
+
+// TestRandomLives has workers create, end, crash and change sandboxes at
+// random while runtimes fail and daemons come and go, and checks after each
+// daemon that the host holds what is on record and nothing else.
+func TestRandomLives(t *testing.T) {
+	seed := seeded(t)
 	rounds, workers, steps := 6, 8, 40
 	if testing.Short() {
 		rounds = 2
@@ -107,7 +123,7 @@ func settle(t *testing.T, w *world) {
 				return false // it crashed, and the manager is about to notice
 			}
 		}
-		return true
+		return w.m.Capacity(context.Background()).Sandboxes == len(all)
 	})
 }
 

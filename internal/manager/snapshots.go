@@ -66,7 +66,9 @@ func (m *Manager) Snapshot(ctx context.Context, tenant string, id sandbox.ID, r 
 	if l.record().State == sandbox.Hibernated {
 		n, err = m.copyCapture(ctx, l, n)
 	} else {
-		n, err = m.captureAndGoOn(ctx, l, n)
+		var goneOn func()
+		n, goneOn, err = m.captureAndGoOn(ctx, l, n)
+		goneOn()
 	}
 	return n.Snapshot, err
 }
@@ -157,18 +159,26 @@ func inherited(rec store.Record) map[string]string {
 	return env
 }
 
-// captureAndGoOn makes the capture n of l, which then goes on whatever became
+// captureAndGoOn makes the capture n of l, which then goes on, by when goneOn
+// returns, whatever became
 // of it. The caller has the turn.
-func (m *Manager) captureAndGoOn(ctx context.Context, l *live, n store.Snapshot) (store.Snapshot, error) {
+func (m *Manager) captureAndGoOn(ctx context.Context, l *live, n store.Snapshot) (_ store.Snapshot, goneOn func(), _ error) {
 	suspended := l.record().State == sandbox.Suspended
 	thaw := func() {}
 	if !suspended { // its commands are stopped already
 		var err error
 		if thaw, err = m.freeze(ctx, l); err != nil {
-			return n, err
+			return n, func() {}, err
 		}
 	}
-	return m.capture(ctx, l, n, thaw)
+	gone := make(chan struct{})
+	n, err := m.capture(ctx, l, n, func() {
+		go func() { // what follows need not wait for it
+			defer close(gone)
+			thaw()
+		}()
+	})
+	return n, func() { <-gone }, err
 }
 
 // capture writes and records the capture n of l, whose commands are stopped.
@@ -271,10 +281,15 @@ func (m *Manager) holdSandbox(ctx context.Context, rec store.Record) error {
 		}
 	}
 	for _, id := range []string{rec.Snapshot, rec.Capture} {
-		if id != "" {
-			if err := m.snaps.Hold(id, holder); err != nil {
-				return err
-			}
+		if id == "" {
+			continue
+		}
+		err := m.snaps.Hold(id, holder)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound && id == rec.Snapshot && rec.State != sandbox.Creating && rec.Start == sandbox.StartRestore {
+			continue // it has all of it in memory: see loaded
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return m.holdLayers(holder, rec.Layers)
@@ -288,6 +303,24 @@ func (m *Manager) unhold(holder string) {
 		m.log.Warn("give a template's layers back", "holder", holder, "error", err)
 	}
 	m.discard(ctx, m.snaps.Drop(holder))
+}
+
+// loaded ends l's hold of a capture once all of it is in l's memory.
+func (m *Manager) loaded(l *live, inst sandbox.Instance, capture string) {
+	release := func() { m.discard(context.WithoutCancel(m.working), m.snaps.Release(capture, string(l.id))) }
+	i, ok := inst.(sandbox.Loading)
+	if !ok {
+		release()
+		return
+	}
+	m.tasks.run(func() {
+		err := i.Loaded(l.ctx)
+		if err == nil {
+			release()
+		} else if l.ctx.Err() == nil { // it goes with the sandbox
+			m.log.Error("read what a sandbox goes on from", "sandbox", l.id, "capture", capture, "error", err)
+		}
+	})
 }
 
 // discard removes those of free that are hidden and that nobody holds. Others

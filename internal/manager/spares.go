@@ -57,6 +57,8 @@ type spareKind struct {
 	kick    chan struct{} // ends the rest of the filling
 	used    time.Time
 	rest    time.Time // none is made before
+	until   time.Time // none is tried before: the last one failed
+	dropped bool      // none of it is wanted any more
 }
 
 // spare is one prepared sandbox. Its id is a sandbox's that is not there yet.
@@ -117,6 +119,9 @@ func (s *spares) keep(rec store.Record, n int, rest time.Duration) {
 	if k := s.kindOf(rec); k != nil {
 		k.want = max(k.want, min(n, s.max))
 		k.rest = s.m.now().Add(rest)
+		if k.until.After(k.rest) {
+			return
+		}
 		select {
 		case k.kick <- struct{}{}:
 		default:
@@ -136,13 +141,9 @@ func (s *spares) refill(k *spareKind) {
 
 // fill makes spares of k until there are as many as are wanted.
 func (s *spares) fill(ctx context.Context, k *spareKind) {
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		k.filling = false
-	}()
-	for s.rested(ctx, k) {
-		first, more := s.begin(k)
+	for {
+		rested := s.rested(ctx, k)
+		first, more := s.begin(k, rested)
 		if first != nil {
 			s.discard(first)
 		}
@@ -182,11 +183,13 @@ func (s *spares) rested(ctx context.Context, k *spareKind) bool {
 }
 
 // begin tells whether one more of k is to be made now, and gives one of the
-// kind that was used the longest time ago where that has to go for it.
-func (s *spares) begin(k *spareKind) (first *spare, more bool) {
+// kind that was used the longest time ago where that has to go for it. Where
+// none is, the filling is over.
+func (s *spares) begin(k *spareKind, rested bool) (first *spare, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || len(k.ready) >= k.want {
+	defer func() { k.filling = more }()
+	if s.closed || !rested || len(k.ready) >= k.want {
 		return nil, false
 	}
 	n := s.making
@@ -216,8 +219,8 @@ func (s *spares) made(k *spareKind, sp *spare) (spurious bool) {
 	s.making--
 	switch {
 	case sp == nil:
-		k.want, k.rest = 0, s.m.now().Add(spareWait)
-	case s.closed:
+		k.want, k.until = 0, s.m.now().Add(spareWait)
+	case s.closed || k.dropped:
 		spurious = true
 	case len(k.waiting) == 0:
 		k.ready = append(k.ready, sp)
@@ -265,7 +268,11 @@ func (s *spares) take(ctx context.Context, rec store.Record) *spare {
 	if i := slices.Index(k.waiting, w); i >= 0 {
 		k.waiting = slices.Delete(k.waiting, i, i+1)
 	} else if got := <-w; got != nil {
-		k.ready = append(k.ready, got)
+		if !s.closed && !k.dropped {
+			k.ready = append(k.ready, got)
+		} else {
+			s.m.tasks.run(func() { s.discard(got) })
+		}
 	}
 	return nil
 }
@@ -288,6 +295,13 @@ func (s *spares) forget(sp *spare) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.all, sp.id)
+}
+
+// has tells whether id is a spare's.
+func (s *spares) has(id sandbox.ID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all[id] != nil
 }
 
 // ids gives the runtime of each spare.
@@ -314,15 +328,17 @@ func (s *spares) slots() map[int]sandbox.ID {
 	return all
 }
 
-// count tells how many are ready.
-func (s *spares) count() int {
+// ready gives the network slots of those that wait, by id.
+func (s *spares) ready() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
+	all := map[string]int{}
 	for _, k := range s.kinds {
-		n += len(k.ready)
+		for _, sp := range k.ready {
+			all[string(sp.id)] = sp.link.Slot
+		}
 	}
-	return n
+	return all
 }
 
 // prepare makes one spare.
@@ -407,10 +423,8 @@ func (s *spares) drop(which func(*spareKind) bool) bool {
 	for key, k := range s.kinds {
 		if which(k) {
 			gone = append(gone, k.ready...)
-			k.ready, k.want = nil, 0
-			if !k.making {
-				delete(s.kinds, key)
-			}
+			k.ready, k.want, k.dropped = nil, 0, true
+			delete(s.kinds, key)
 		}
 	}
 	s.mu.Unlock()

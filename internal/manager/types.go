@@ -67,7 +67,9 @@ type Capacity struct {
 	ByState   map[string]int // live ones by state
 	ByRuntime map[string]int // live ones by runtime
 
-	Spares int // sandboxes that are prepared and wait for a fork or a wake
+	// Spares are sandboxes that are prepared and wait for a fork or a wake: by
+	// id, with their network slots.
+	Spares map[string]int
 
 	MemoryTotal     int64 // bytes of the host
 	MemoryAvailable int64 // bytes that the host can still give without swapping

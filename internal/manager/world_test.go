@@ -158,7 +158,7 @@ func (w *world) check(t *testing.T) {
 	var spares []sandbox.ID
 	if w.m != nil {
 		spares = w.full.Ready()
-		if n := w.m.Capacity(context.Background()).Spares; n != len(spares) {
+		if n := len(w.m.Capacity(context.Background()).Spares); n != len(spares) {
 			t.Errorf("capacity tells %d spares, there are %v", n, spares)
 		}
 	}

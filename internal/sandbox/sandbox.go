@@ -36,8 +36,12 @@ type Sandbox struct {
 	OnTimeout OnTimeout
 	// IdleTimeout is how long it may go without a request, a running exec or an
 	// open stream before it hibernates; 0 is for ever.
-	IdleTimeout  time.Duration
-	Link         Link
+	IdleTimeout time.Duration
+	Link        Link
+	// Instance is the id under which the host has what runs of it: the
+	// runtime's, the directory's and the network slot's. "" is its own; it has
+	// another one when it woke in what was made before for any sandbox.
+	Instance     ID
 	Start        StartKind
 	OOMKills     int64 // commands that the kernel ended at the memory limit
 	CreatedAt    time.Time
@@ -46,6 +50,14 @@ type Sandbox struct {
 	SuspendedAt  time.Time // when it was suspended; zero in every other state
 	HibernatedAt time.Time // when it was hibernated; zero in every other state
 	EndedAt      time.Time // zero while it lives
+}
+
+// HostID is the id under which the host has what runs of the sandbox.
+func (s Sandbox) HostID() ID {
+	if s.Instance != "" {
+		return s.Instance
+	}
+	return s.ID
 }
 
 // StartKind is how a sandbox came to run.

@@ -88,6 +88,14 @@ type Checkpointer interface {
 	Checkpoint(ctx context.Context, dir string, o CheckpointOptions) error
 }
 
+// Loading is an Instance that a Restore can return before all of the capture
+// is read. The capture's directory may go meanwhile.
+type Loading interface {
+	// Loaded returns when nothing of the capture is needed any more. An error
+	// is that it could not be read: then the sandbox ends.
+	Loaded(ctx context.Context) error
+}
+
 // Restorer is a Runtime that makes sandboxes from what its Checkpointers wrote.
 type Restorer interface {
 	// Restore makes a sandbox from a checkpoint's dir (read-only for it; many

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/warrenhq/warren/internal/fault"
@@ -155,9 +156,15 @@ func (d *Draft) Commit(ctx context.Context, m Manifest, transient bool) (Manifes
 	if err != nil {
 		return m, diskError("read the capture back", err)
 	}
-	if !transient {
+	durable := make(chan error, 1)
+	if transient {
+		durable <- nil
+	} else {
+		// The disk is at work while the processor is.
+		files := slices.Clone(entries)
+		go func() { durable <- syncData(d.Data, files) }()
 		if err := sum(ctx, d.Data, entries, nil); err != nil {
-			return m, diskError("checksum the capture", err)
+			return m, errors.Join(diskError("checksum the capture", err), <-durable)
 		}
 	}
 	m.Files = make([]File, len(entries))
@@ -167,9 +174,14 @@ func (d *Draft) Commit(ctx context.Context, m Manifest, transient bool) (Manifes
 	if err := writeManifest(d.l.path(tmpName, d.id, manifestName), m); err != nil {
 		return m, err
 	}
+	if err := <-durable; err != nil {
+		return m, diskError("make the capture durable", err)
+	}
 	if !transient {
-		if err := syncData(d.l.path(tmpName, d.id), entries); err != nil {
-			return m, diskError("make the capture durable", err)
+		for _, name := range []string{manifestName, "."} {
+			if err := syncFile(d.l.path(tmpName, d.id, name)); err != nil {
+				return m, diskError("make the capture durable", err)
+			}
 		}
 	}
 	pointManifest.Hit()
@@ -204,7 +216,7 @@ func writeManifest(path string, m Manifest) error {
 // which waits for what others write too.
 const fewFiles = 32
 
-// syncData makes all below dir durable.
+// syncData makes a capture's data in dir durable.
 func syncData(dir string, entries []entry) error {
 	if len(entries) > fewFiles {
 		f, err := os.Open(dir)
@@ -214,19 +226,14 @@ func syncData(dir string, entries []entry) error {
 		defer f.Close()
 		return unix.Syncfs(int(f.Fd()))
 	}
+	var group errgroup.Group // side by side they share a commit of the journal
 	for _, e := range entries {
 		if e.Type == 0 || e.Type == fs.ModeDir {
-			if err := syncFile(filepath.Join(dir, dataName, string(e.Path))); err != nil {
-				return err
-			}
+			group.Go(func() error { return syncFile(filepath.Join(dir, string(e.Path))) })
 		}
 	}
-	for _, name := range []string{dataName, manifestName, "."} {
-		if err := syncFile(filepath.Join(dir, name)); err != nil {
-			return err
-		}
-	}
-	return nil
+	group.Go(func() error { return syncFile(dir) })
+	return group.Wait()
 }
 
 func syncFile(path string) error {
@@ -244,6 +251,15 @@ func (l *Library) Copy(ctx context.Context, from, to string) (Manifest, error) {
 	m, err := readManifest(l.path(from, manifestName))
 	if err != nil {
 		return m, corrupt(from, err)
+	}
+	// What is missing or of another type cannot be linked, and is not for the
+	// filesystem to tell of.
+	have, err := scan(ctx, l.Path(from))
+	if err == nil {
+		err = compare(m, have, false)
+	}
+	if err != nil {
+		return m, orCtx(ctx, corrupt(from, err))
 	}
 	d, err := l.Begin(to)
 	if err != nil {
@@ -418,6 +434,22 @@ func (l *Library) Drop(holder string, keep ...string) (free []string) {
 		}
 	}
 	slices.Sort(free)
+	return free
+}
+
+// Release ends one of holder's holds, and gives the capture where nobody holds
+// it any more.
+func (l *Library) Release(id, holder string) (free []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.users[id][holder]; !ok {
+		return nil
+	}
+	take(l.users, id, holder)
+	take(l.uses, holder, id)
+	if len(l.users[id]) == 0 {
+		free = append(free, id)
+	}
 	return free
 }
 

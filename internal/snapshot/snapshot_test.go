@@ -232,6 +232,11 @@ func TestCopyHasALifeOfItsOwn(t *testing.T) {
 	if _, err := os.Stat(filepath.Dir(l.Path(third))); err == nil {
 		t.Error("the copy of a corrupt capture is kept")
 	}
+	if err := os.Remove(filepath.Join(l.Path(to), "pages.img")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = l.Copy(t.Context(), to, third)
+	wantCode(t, err, sandbox.CodeCorruptCapture, "missing")
 }
 
 func TestParseManifestRefuses(t *testing.T) {

@@ -45,20 +45,7 @@ type Record struct {
 	Lifetime     time.Duration // its time to live anew each time that it wakes; 0 is no end
 	EphemeralEnv []string      // names in Env that no child is given
 
-	// Instance is the id under which the host has what runs of it: the
-	// runtime's, the directory's and the network slot's. "" is its own; it has
-	// another one when it woke in what was made before for any sandbox.
-	Instance sandbox.ID
-
 	Pool string // the pool whose member it is; "" once it is claimed, and of all others
-}
-
-// HostID is the id under which the host has what runs of the sandbox.
-func (r Record) HostID() sandbox.ID {
-	if r.Instance != "" {
-		return r.Instance
-	}
-	return r.ID
 }
 
 // Pool is all that is kept of one pool of ready sandboxes.

@@ -22,6 +22,7 @@ type Sandbox struct {
 	Workdir    string            `json:"workdir,omitempty" doc:"The directory of commands that name none"`
 	Metadata   map[string]string `json:"metadata,omitempty"`
 	Hostname   string            `json:"hostname,omitempty"`
+	Instance   string            `json:"instance,omitempty" doc:"The id by which the host has its processes, where that is not its own: it woke in a spare"`
 	Address    string            `json:"address,omitempty" doc:"Its own address on its link to the host"`
 	Start      string            `json:"start,omitempty" enum:"cold,restore,pool" doc:"How it came to run"`
 	OOMKills   int64             `json:"oom_kills" doc:"Commands that the kernel ended at the memory limit"`

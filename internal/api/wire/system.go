@@ -38,7 +38,7 @@ type Capacity struct {
 	ByState   map[string]int `json:"by_state"`
 	ByRuntime map[string]int `json:"by_runtime"`
 
-	Spares int `json:"spares" doc:"Sandboxes that are prepared and wait for a fork or a wake"`
+	Spares map[string]int `json:"spares" doc:"Sandboxes that are prepared and wait for a fork or a wake: their network slots, by the id that the host has them under"`
 
 	MemoryTotal     int64 `json:"memory_total_bytes"`
 	MemoryAvailable int64 `json:"memory_available_bytes" doc:"What the host can still give without swapping"`

@@ -57,6 +57,7 @@ var (
 	_ sandbox.DiskCapturer = (*Instance)(nil)
 	_ sandbox.DiskSharer   = (*Instance)(nil)
 	_ sandbox.OOMWatcher   = (*Instance)(nil)
+	_ sandbox.Loading      = (*Instance)(nil)
 )
 
 // New makes the driver. Config.Binary may be a path of runsc; empty looks it

@@ -101,7 +101,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec, dir string, c *
 		}
 		if err := d.connect(ctx, spec); err != nil {
 			i.Release()
-			return nil, sandbox.Errorf(sandbox.CodeUnavailable, "network of sandbox %s: %w", spec.ID, err)
+			return nil, runError(ctx, "make the network of", spec.ID, err, "")
 		}
 		return i, nil
 	})
@@ -154,13 +154,19 @@ func (p *prepared) fits(c *capture) (bool, error) {
 
 func (p *prepared) restore(ctx context.Context, dir string, c *capture, hostname string) (sandbox.Instance, error) {
 	spec := p.i.Spec()
+	named := make(chan error, 1)
+	named <- nil
 	err := p.i.Complete(ctx, p.d.binary, func(ctx context.Context) error {
 		err := p.d.load(ctx, spec.ID, dir)
 		if err == nil && (c.Renamed || hostname != spec.Hostname) {
-			err = p.d.rename(ctx, spec.ID, hostname)
+			<-named
+			go func() { named <- p.d.rename(ctx, spec.ID, hostname) }() // while the agent wakes up
 		}
 		return err
 	})
+	if nameErr := <-named; err == nil {
+		err = nameErr
+	}
 	if err != nil {
 		return nil, p.discarded(ctx, err)
 	}

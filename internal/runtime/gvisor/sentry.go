@@ -71,18 +71,31 @@ func (d *Driver) connect(ctx context.Context, spec sandbox.Spec) error {
 	return d.call(ctx, spec.ID, "containerManager.SetNetworkArgs", args, nil, []*os.File{device}, nil)
 }
 
-// load makes a Sentry that waits go on from the state in dir.
+// load makes a Sentry that waits go on from the state in dir. It has all of the
+// files open and reads the content of memory while the sandbox runs, what a
+// program waits for first; see Loaded.
 func (d *Driver) load(ctx context.Context, id sandbox.ID, dir string) error {
 	files, err := imageFiles(dir, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
 	defer closeAll(files)
-	err = d.call(ctx, id, "containerManager.Restore", map[string]any{"HavePagesFile": true}, nil, files, nil) // runsc/boot.RestoreOpts
+	err = d.call(ctx, id, "containerManager.Restore", map[string]any{ // runsc/boot.RestoreOpts
+		"HavePagesFile": true, "Background": true,
+	}, nil, files, nil)
 	if err != nil {
 		return err
 	}
 	return d.noteRunning(id)
+}
+
+// Loaded implements sandbox.Loading.
+func (i *Instance) Loaded(ctx context.Context) error {
+	id := i.Spec().ID
+	if err := i.d.call(ctx, id, "containerManager.WaitRestore", struct{}{}, nil, nil, nil); err != nil {
+		return runError(ctx, "read the capture of", id, err, "")
+	}
+	return nil
 }
 
 // noteRunning writes into runsc's record of a sandbox that it runs, as its

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +17,9 @@ import (
 
 // maxReply bounds an answer of a Sentry's control server.
 const maxReply = 1 << 20
+
+// dialWithin bounds the wait for a Sentry that does not accept.
+const dialWithin = 5 * time.Second
 
 // errSentry is what a Sentry said of a call that failed.
 type errSentry string
@@ -45,8 +49,8 @@ func (d *Driver) call(ctx context.Context, id sandbox.ID, method string, arg, re
 	if err != nil {
 		return err
 	}
-	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "unix", state.Sandbox.Socket)
+	// Without ctx: its deadline would come as another error, and before its own.
+	c, err := net.DialTimeout("unix", state.Sandbox.Socket, dialWithin)
 	if err != nil {
 		return err
 	}

@@ -165,7 +165,7 @@ func testCrashPoints(t *testing.T, e *Env) {
 	link := e.Link(t)
 	points := 0
 	for _, name := range fault.Points() {
-		if !strings.HasPrefix(name, "oci.") && !strings.HasPrefix(name, e.Driver.Name()+".") || ofCapture(e, name) {
+		if !strings.HasPrefix(name, "oci.") && !strings.HasPrefix(name, e.Driver.Name()+".") || ofCapture(e, name) || strings.HasPrefix(name, e.Driver.Name()+".disk.") {
 			continue
 		}
 		points++

@@ -541,6 +541,11 @@ func testPrepared(t *testing.T, e *Env) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if l, ok := j.(sandbox.Loading); ok {
+		if err := l.Loaded(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
 	if got := Sh(t, j, "cat /tmp/f; hostname"); got != "kept\nanother-name" {
 		t.Error(got)
 	}
