@@ -155,6 +155,11 @@ class ChartFormatter(BaseFormatter):
     print_method = ObjectName("_repr_e2b_chart_")
     _return_type = dict
 
+    def __call__(self, obj):
+        if any(c.__module__ == "matplotlib.figure" and c.__name__ == "Figure" for c in type(obj).__mro__):
+            return chart_of_figure(obj)
+        return super().__call__(obj)
+
 
 class DataFormatter(BaseFormatter):
     format_type = Unicode("e2b/data")
