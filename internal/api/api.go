@@ -76,6 +76,7 @@ func New(back Backend, o Options) *API {
 	a.registerEvents()
 	a.registerTemplates()
 	a.registerKeys()
+	a.registerE2BTemplates()
 	spec, err := json.MarshalIndent(a.huma.OpenAPI(), "", "  ")
 	if err != nil {
 		panic("api: the OpenAPI document cannot be written: " + err.Error()) // no input has a part in it

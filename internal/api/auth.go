@@ -6,9 +6,11 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/warrenhq/warren/internal/api/e2b"
 	"github.com/warrenhq/warren/internal/proxy"
 	"github.com/warrenhq/warren/internal/sandbox"
 )
@@ -75,7 +77,8 @@ func (a *API) asTenant(next http.Handler) http.Handler {
 // withKey takes the tenant from the API key, which all but health needs.
 func (a *API) withKey(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" {
+		// An upload link has a token of its own.
+		if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || strings.HasPrefix(r.URL.Path, e2b.UploadPath) {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/warrenhq/warren/internal/agentclient"
+	"github.com/warrenhq/warren/internal/api/e2b"
 	"github.com/warrenhq/warren/internal/manager"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/template"
@@ -19,6 +20,7 @@ type Backend interface {
 	Pools
 	Insides
 	Templates
+	e2b.TemplatesBackend
 	Keys
 	Host
 }

@@ -122,11 +122,10 @@ func (a *API) fork(ctx context.Context, in *struct {
 			out.Forks = append(out.Forks, wire.ForkResult{Error: &a.toError(ctx, r.Err).body})
 			continue
 		}
-		if out.Kind == "" {
-			// They are all of one capture, which tells what it holds.
-			if s, err := a.back.SnapshotByName(ctx, tenantOf(ctx), r.Sandbox.Snapshot); err == nil {
-				out.Kind = s.Kind
-			}
+		// How they came to run tells what their capture held: it may be gone.
+		out.Kind = sandbox.SnapshotDisk
+		if r.Sandbox.Start == sandbox.StartRestore {
+			out.Kind = sandbox.SnapshotFull
 		}
 		sb := toSandbox(r.Sandbox, true)
 		out.Forks = append(out.Forks, wire.ForkResult{Sandbox: &sb})

@@ -203,7 +203,7 @@ func TestForkCalls(t *testing.T) {
 	w, back := newCaptures(t)
 	ctx := t.Context()
 	back.forks = []manager.ForkResult{
-		{Sandbox: sandbox.Sandbox{ID: "sbxchild", Runtime: "fake", Parent: "sbxone", Snapshot: "snpx", State: sandbox.Running, Start: sandbox.StartRestore, TrafficToken: "tok", Env: map[string]string{"SEED": "hunter2"}}},
+		{Sandbox: sandbox.Sandbox{ID: "sbxchild", Runtime: "fake", Parent: "sbxone", Snapshot: "snpx", State: sandbox.Running, Start: sandbox.StartCold, TrafficToken: "tok", Env: map[string]string{"SEED": "hunter2"}}},
 		{Err: sandbox.Errorf(sandbox.CodeNoCapacity, "the host is full").With("resource", "memory")},
 		{Err: sandbox.Errorf(sandbox.CodeInternal, "broken: %w", context.DeadlineExceeded)},
 	}
@@ -217,11 +217,11 @@ func TestForkCalls(t *testing.T) {
 		t.Error(d)
 	}
 	// Which kind it became is told: here the runtime could do the disk alone.
-	if d := cmp.Diff([]string{"fork default sbxone", "get default snpx"}, back.take()); d != "" || out.Kind != sandbox.SnapshotDisk {
+	if d := cmp.Diff([]string{"fork default sbxone"}, back.take()); d != "" || out.Kind != sandbox.SnapshotDisk {
 		t.Errorf("kind %q: %s", out.Kind, d)
 	}
 	sb := out.Forks[0].Sandbox
-	if sb == nil || sb.ID != "sbxchild" || sb.Parent != "sbxone" || sb.Snapshot != "snpx" || sb.Start != "restore" || sb.TrafficToken != "tok" || !reflect.DeepEqual(sb.EnvNames, []string{"SEED"}) || out.Forks[0].Error != nil {
+	if sb == nil || sb.ID != "sbxchild" || sb.Parent != "sbxone" || sb.Snapshot != "snpx" || sb.Start != "cold" || sb.TrafficToken != "tok" || !reflect.DeepEqual(sb.EnvNames, []string{"SEED"}) || out.Forks[0].Error != nil {
 		t.Errorf("child: %+v", out.Forks[0])
 	}
 	if e := out.Forks[1].Error; e == nil || e.Code != sandbox.CodeNoCapacity || e.Details["resource"] != "memory" || out.Forks[1].Sandbox != nil {

@@ -63,6 +63,8 @@ func (a *app) serveCmd() *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
+	fl.StringToStringVar(&cfg.ImageAliases, "image-alias", map[string]string{"e2bdev/base": "base"},
+		"template that a template build starts from instead of an image, `IMAGE=TEMPLATE` (repeatable)")
 	fl.StringVar(&cfg.State, "state", daemon.DefaultState, "directory of all that is to last")
 	fl.StringVar(&cfg.StateFS, "state-fs", "", "xfs: keep the state directory on an XFS in an image file beside it, where its filesystem has no reflinks")
 	fl.StringVar(&stateFSSize, "state-fs-size", "", "how large that XFS is to be, such as 200G; it can be given more later (default: 64G, or 4/5 of what is free)")

@@ -45,7 +45,10 @@ type Config struct {
 
 	Socket string // path of the unix socket
 	Listen string // host:port of the TCP API; NoListen is none
-	Domain string // under which sandboxes have host names: <port>-<id>.<domain>
+	// ImageAliases name templates that builds of steps start from instead of
+	// an image.
+	ImageAliases map[string]string
+	Domain       string // under which sandboxes have host names: <port>-<id>.<domain>
 
 	Agent      string // path of warren-agent; "" looks beside the executable, then in the usual places
 	Runsc      string // path of runsc; "" looks likewise

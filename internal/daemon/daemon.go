@@ -162,7 +162,7 @@ func (d *daemon) build(ctx context.Context) error {
 
 	d.manager, err = manager.New(manager.Config{
 		StateDir: cfg.State, Store: st, Runtimes: d.drivers, Preferred: preferred, Planned: planned,
-		Network: nw, Templates: lib, Budget: cfg.Budget, Spares: cfg.Spares, KeepEnded: cfg.KeepEnded,
+		Network: nw, Templates: lib, ImageAliases: cfg.ImageAliases, Budget: cfg.Budget, Spares: cfg.Spares, KeepEnded: cfg.KeepEnded,
 		Retention: store.Retention{Ended: cfg.MaxEnded}, Log: d.log,
 	})
 	if err != nil {

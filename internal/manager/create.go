@@ -103,7 +103,7 @@ func (m *Manager) plan(ctx context.Context, tenant string, r CreateRequest) (pla
 		if r.Template == "" {
 			r.Template = baseTemplate
 		}
-		if t, layers, err = m.cfg.Templates.Resolve(ctx, tenant, r.Template); err != nil {
+		if t, layers, err = m.resolveTemplate(ctx, tenant, r.Template); err != nil {
 			return plan{}, err
 		}
 	}

@@ -47,6 +47,7 @@ type Templates interface {
 	List(ctx context.Context, tenant string) ([]template.Template, error)
 	Get(ctx context.Context, tenant, nameOrID string) (template.Template, error)
 	Remove(ctx context.Context, tenant, nameOrID string) (template.Template, error)
+	Tag(ctx context.Context, tenant, nameOrID, name, tag string) (template.Template, error)
 	Collect(ctx context.Context) error
 	Builder
 }
@@ -56,6 +57,7 @@ type Builder interface {
 	BuildDebian(ctx context.Context, o template.DebianOptions, p template.Progress) (template.Template, error)
 	Import(ctx context.Context, o template.ImportOptions, p template.Progress) (template.Template, error)
 	BuildDockerfile(ctx context.Context, o template.DockerfileOptions, r template.StepRunner, p template.Progress) (template.Template, error)
+	BuildSteps(ctx context.Context, o template.StepsOptions, r template.StepRunner, p template.Progress) (template.Template, error)
 }
 
 // Config is what a Manager works with. Fields without a default are needed.
@@ -81,7 +83,10 @@ type Config struct {
 	Clock        Clock           // nil is the system's
 	Log          *slog.Logger    // faults of background work; nil discards them
 	Host         HostFacts       // nil reads this host's
-	Pools        pool.Options    // how members of pools are made; Go is not used
+	// ImageAliases name templates that builds of steps start from instead of
+	// an image: "e2bdev/base" → "base".
+	ImageAliases map[string]string
+	Pools        pool.Options // how members of pools are made; Go is not used
 }
 
 // The defaults of Config.Retention and KeepEnded.
@@ -106,6 +111,7 @@ type Manager struct {
 	snaps    *snapshot.Library
 	spares   *spares
 	pools    pools
+	builds   builds
 	bell     bell // rings when events were recorded
 	bootID   string
 
@@ -179,6 +185,7 @@ func New(cfg Config) (*Manager, error) {
 	m.creates = semaphore.NewWeighted(int64(m.cfg.Budget.Creates))
 	m.ttl, m.idle = newDeadlines(m.clock), newDeadlines(m.clock)
 	m.newPools()
+	m.builds.init()
 	m.watching, m.unwatch = context.WithCancel(context.Background())
 	m.working, m.stopWork = context.WithCancel(context.Background())
 	return m, nil

@@ -352,7 +352,8 @@ func (w *world) waitEnded(t *testing.T, id sandbox.ID) sandbox.Sandbox {
 	var s sandbox.Sandbox
 	eventually(t, string(id)+" has ended", func() bool {
 		s, _ = w.m.Get(context.Background(), tenant, id)
-		return s.State.Ended()
+		all, err := w.store.Unfinished(context.Background())
+		return s.State.Ended() && err == nil && w.m.Capacity(context.Background()).Sandboxes == len(all) // it is let go of, too
 	})
 	return s
 }

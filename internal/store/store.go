@@ -81,6 +81,39 @@ type SnapshotFilter struct {
 	Token  string // the next of the page before
 }
 
+// NamedTemplate is a template's identity through all its builds and tags.
+type NamedTemplate struct {
+	ID        string
+	Tenant    string
+	Name      string // without a tag
+	CreatedAt time.Time
+}
+
+// BuildState is how far a template build is.
+type BuildState string
+
+// The states of a build.
+const (
+	BuildWaiting  BuildState = "waiting" // for its steps
+	BuildBuilding BuildState = "building"
+	BuildReady    BuildState = "ready"
+	BuildError    BuildState = "error"
+)
+
+// Build is all that is kept of one template build but its log.
+type Build struct {
+	ID         string
+	Tenant     string
+	Template   string // NamedTemplate.ID
+	State      BuildState
+	Tags       []string
+	Resources  sandbox.Resources
+	Reason     string // of BuildError
+	Step       string // where it failed
+	CreatedAt  time.Time
+	FinishedAt time.Time
+}
+
 // Filter chooses records. Zero fields match everything.
 type Filter struct {
 	Tenant   string
@@ -119,6 +152,7 @@ type Store interface {
 	Sandboxes
 	Snapshots
 	Pools
+	Builds
 	Events
 	Keys
 	// Maintain prunes, and gives back to the disk reserve what a full disk
@@ -173,6 +207,28 @@ type Pools interface {
 	ListPools(ctx context.Context, tenant string) ([]Pool, error)
 	// DeletePool removes a record; it is nil for one that is gone.
 	DeletePool(ctx context.Context, id string) error
+}
+
+// Builds holds templates' names and builds.
+type Builds interface {
+	// NameTemplate records t, unless its tenant has one of the name, and gives
+	// what is on record then.
+	NameTemplate(ctx context.Context, t NamedTemplate) (NamedTemplate, error)
+	// FindNamed gives a tenant's by name or ID.
+	FindNamed(ctx context.Context, tenant, nameOrID string) (NamedTemplate, error)
+	// ForgetNamed removes one and its builds; it is nil for one that is gone.
+	ForgetNamed(ctx context.Context, tenant, id string) error
+	// PutBuild adds a build.
+	PutBuild(ctx context.Context, b Build) error
+	// MoveBuild replaces a build that is still in state from; CodeConflict: it
+	// is not.
+	MoveBuild(ctx context.Context, b Build, from BuildState) error
+	GetBuild(ctx context.Context, id string) (Build, error)
+	// ListBuilds gives a template's builds ("" is all templates'), in one state
+	// ("" is every state), the newest first.
+	ListBuilds(ctx context.Context, template string, state BuildState) ([]Build, error)
+	// DeleteBuild removes a record; it is nil for one that is gone.
+	DeleteBuild(ctx context.Context, id string) error
 }
 
 // Events is the log of what happened, in the order of Seq.

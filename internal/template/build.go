@@ -209,7 +209,7 @@ func (b *build) finish(layers []string, c Config, source string) (Template, erro
 	t := Template{
 		ID: newID(), Name: b.target.Name, Tenant: b.target.Tenant, Shared: b.target.Shared,
 		Layers: slices.Clone(layers), Config: c, Resources: b.target.Resources,
-		CreatedAt: time.Now().UTC().Truncate(time.Millisecond), Source: source,
+		CreatedAt: time.Now().UTC().Truncate(time.Millisecond), Source: source, BuildID: b.target.BuildID,
 	}
 	b.l.mu.Lock()
 	for _, d := range layers {
@@ -219,8 +219,14 @@ func (b *build) finish(layers []string, c Config, source string) (Template, erro
 	if err := b.ctx.Err(); err != nil {
 		return Template{}, layer.Error("record the template", err)
 	}
-	if err := b.l.record(t); err != nil {
-		return Template{}, err
+	for i, name := range b.target.names() {
+		if i > 0 {
+			t.ID = newID()
+		}
+		t.Name = name
+		if err := b.l.record(t); err != nil {
+			return Template{}, err
+		}
 	}
 	b.emit(Event{Stage: StageDone, Message: fmt.Sprintf("template %s (%s)", t.Name, t.ID), Current: t.SizeBytes, Total: t.SizeBytes, Unit: UnitBytes})
 	return t, nil

@@ -23,6 +23,7 @@ type copyStep struct {
 	chown, chmod string
 	exclude      []string
 	unpack       bool // ADD: archives are unpacked
+	keepLinks    bool // a source that is a symlink is copied as one
 }
 
 // source is one thing that a step copies.
@@ -225,7 +226,7 @@ func (d *dockerBuild) sources(view *layer.View, c copyStep, where string, o laye
 			}
 		}
 		for _, name := range names {
-			e, err := view.Lookup(name, true)
+			e, err := view.Lookup(name, !c.keepLinks)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 				hint := ""
 				if c.from == "" {

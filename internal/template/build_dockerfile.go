@@ -40,6 +40,8 @@ type dockerBuild struct {
 	images  map[string]*stage // FROM and COPY --from of things outside the file
 	used    map[string]bool   // build arguments that an ARG declares
 	step    int
+
+	login ociimage.Options // to the registry of FROM
 }
 
 // stage is a stage's state while its instructions are gone through.
@@ -72,7 +74,7 @@ func (l *Library) BuildDockerfile(ctx context.Context, o DockerfileOptions, r St
 		return t, err
 	}
 	defer b.end(&err)
-	d := &dockerBuild{build: b, o: o, runner: r, done: map[int]*stage{}, images: map[string]*stage{}, used: map[string]bool{}}
+	d := &dockerBuild{build: b, o: o, runner: r, done: map[int]*stage{}, images: map[string]*stage{}, used: map[string]bool{}, login: ociimage.Options{Insecure: o.Insecure}}
 	src, err := d.openContext()
 	if err != nil {
 		return t, err
@@ -292,7 +294,7 @@ func (d *dockerBuild) fromImage(name string) (*stage, error) {
 	if err != nil || ref.Kind != ociimage.Registry {
 		return nil, sandbox.Errorf(sandbox.CodeInvalid, "%s is neither a template nor an image: `warren template ls` lists the templates", layer.Quote(name))
 	}
-	img, closer, err := d.findImage(ref, nil, d.o.Insecure)
+	img, closer, err := d.findImage(ref, nil, d.login)
 	if err != nil {
 		return nil, err
 	}
@@ -337,6 +339,9 @@ func (d *dockerBuild) layered(s *stage, line int, name, key string, make func() 
 	}
 	digest, err := make()
 	if err != nil {
+		if d.file == nil { // steps have numbers, not lines
+			return err
+		}
 		return dockerfile.At(line, err)
 	}
 	if err := d.remember(key, digest, shorten(name)); err != nil {

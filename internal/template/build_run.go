@@ -29,13 +29,33 @@ const scriptPath = "/.warren-step"
 
 // run does a RUN instruction.
 func (d *dockerBuild) run(s *stage, c *instructions.RunCommand, line int, name string) error {
-	if d.runner == nil {
-		return sandbox.Errorf(sandbox.CodeUnavailable, "this Dockerfile has RUN steps, and no runtime on this host can run them: see `warren runtimes`")
-	}
 	argv, script, err := s.runLine(c)
 	if err != nil {
 		return err
 	}
+	network := sandbox.NetworkEgress
+	if instructions.GetNetwork(c) == instructions.NetworkNone {
+		network = sandbox.NetworkNone
+	}
+	return d.runArgv(s, runStep{argv: argv, script: script, shell: c.PrependShell && script == "", user: s.config.User, network: network, line: line, name: name})
+}
+
+// runStep is a RUN ready to be run in s.
+type runStep struct {
+	argv    []string
+	script  string // a here-document with an interpreter of its own
+	shell   bool   // argv[0] is a shell that was put before what the user wrote
+	user    string
+	network sandbox.NetworkMode
+	line    int
+	name    string
+}
+
+func (d *dockerBuild) runArgv(s *stage, r runStep) error {
+	if d.runner == nil {
+		return sandbox.Errorf(sandbox.CodeUnavailable, "the build has RUN steps, and no runtime on this host can run them: see `warren runtimes`")
+	}
+	line, name, argv, script := r.line, r.name, r.argv, r.script
 	if err := d.ensureWorkdir(s, line); err != nil {
 		return err
 	}
@@ -43,16 +63,13 @@ func (d *dockerBuild) run(s *stage, c *instructions.RunCommand, line int, name s
 	if _, ok := env["PATH"]; !ok {
 		env["PATH"] = defaultPath
 	}
-	if err := d.checkProgram(s, argv[0], env["PATH"], c.PrependShell && script == ""); err != nil {
+	if err := d.checkProgram(s, argv[0], env["PATH"], r.shell); err != nil {
 		return err
 	}
 	step := Step{
 		Number: d.step, Total: d.plan.Steps, Line: line, Name: shorten(name), Tenant: d.target.Tenant,
-		Layers: d.dirs(s.layers), Argv: argv, Env: env, User: s.config.User, Workdir: s.absolute("."),
-		Network: sandbox.NetworkEgress, Resources: d.o.StepResources,
-	}
-	if instructions.GetNetwork(c) == instructions.NetworkNone {
-		step.Network = sandbox.NetworkNone
+		Layers: d.dirs(s.layers), Argv: argv, Env: env, User: r.user, Workdir: s.absolute("."),
+		Network: r.network, Resources: d.o.StepResources,
 	}
 	key := cacheKey("run", step.Tenant, s.layers, argv, script, keyed, step.User, step.Workdir, string(step.Network))
 	return d.layered(s, line, name, key, func() (string, error) { return d.runStep(s, step, script) })

@@ -46,7 +46,7 @@ func (l *Library) Import(ctx context.Context, o ImportOptions, p Progress) (t Te
 		return t, err
 	}
 	defer b.end(&err)
-	img, closer, err := b.findImage(ref, o.Archive, o.Insecure)
+	img, closer, err := b.findImage(ref, o.Archive, ociimage.Options{Insecure: o.Insecure})
 	if err != nil {
 		return t, err
 	}
@@ -63,11 +63,11 @@ func (l *Library) Import(ctx context.Context, o ImportOptions, p Progress) (t Te
 }
 
 // findImage resolves ref. The closer is called when the layers are read.
-func (b *build) findImage(ref ociimage.Ref, archive io.Reader, insecure bool) (*ociimage.Image, io.Closer, error) {
+func (b *build) findImage(ref ociimage.Ref, archive io.Reader, o ociimage.Options) (*ociimage.Image, io.Closer, error) {
 	b.emit(Event{Stage: StageResolve, Message: ref.String()})
 	switch ref.Kind {
 	case ociimage.Registry:
-		img, err := ociimage.FromRegistry(b.ctx, ref, ociimage.Options{Insecure: insecure})
+		img, err := ociimage.FromRegistry(b.ctx, ref, o)
 		return img, io.NopCloser(nil), err
 	case ociimage.Layout:
 		return ociimage.FromLayout(b.ctx, ref)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -160,6 +161,45 @@ func (l *Library) byID(id string) (Template, bool) {
 		}
 	}
 	return Template{}, false
+}
+
+// Tag makes tenant's own template that nameOrID means also the template
+// name:tag, and gives that. What had the tag before is replaced.
+func (l *Library) Tag(_ context.Context, tenant, nameOrID, name, tag string) (Template, error) {
+	if tenant == "" {
+		tenant = SharedTenant
+	}
+	if err := CheckName(name); err != nil {
+		return Template{}, err
+	}
+	if err := CheckTag(tag); err != nil {
+		return Template{}, err
+	}
+	l.mu.Lock()
+	t, err := l.find(tenant, nameOrID)
+	if err == nil && t.Tenant != tenant {
+		err = sandbox.Errorf(sandbox.CodeForbidden, "the template %s is shared by the tenant %q: only it can tag it", layer.Quote(nameOrID), t.Tenant)
+	}
+	if err != nil {
+		l.mu.Unlock()
+		return t, err
+	}
+	// Its layers must not be collected before the new record has them.
+	for _, d := range t.Layers {
+		l.pins[d]++
+	}
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, d := range t.Layers {
+			if l.pins[d]--; l.pins[d] == 0 {
+				delete(l.pins, d)
+			}
+		}
+	}()
+	t.ID, t.Name, t.CreatedAt = newID(), Tagged(name, tag), time.Now().UTC().Truncate(time.Millisecond)
+	return t, l.record(t)
 }
 
 // Get gives the template that tenant means by a name or an id: its own first,

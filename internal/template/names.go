@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"encoding/base32"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/template/layer"
@@ -39,6 +41,51 @@ func CheckName(name string) error {
 	return nil
 }
 
+// DefaultTag is the tag of a template that is known by its name alone.
+const DefaultTag = "default"
+
+var tagPattern = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]*$`)
+
+// CheckTag tells whether a template may have that tag. The error has
+// CodeInvalid.
+func CheckTag(tag string) error {
+	if len(tag) > maxName || !tagPattern.MatchString(tag) {
+		return sandbox.Errorf(sandbox.CodeInvalid, "%s is not a tag: use at most %d of a-z, A-Z, 0-9, and . _ - after the first", layer.Quote(tag), maxName)
+	}
+	return nil
+}
+
+// Tagged is the name under which the library has a template's tag.
+func Tagged(name, tag string) string {
+	if tag == "" || tag == DefaultTag {
+		return name
+	}
+	return name + ":" + tag
+}
+
+// SplitTag takes "name:tag" apart; a name alone has DefaultTag.
+func SplitTag(ref string) (name, tag string) {
+	name, tag, ok := strings.Cut(ref, ":")
+	if !ok {
+		tag = DefaultTag
+	}
+	return name, tag
+}
+
+// names are those under which the result is recorded.
+func (t *Target) names() []string {
+	if len(t.Tags) == 0 {
+		return []string{t.Name}
+	}
+	var out []string
+	for _, tag := range t.Tags {
+		if n := Tagged(t.Name, tag); !slices.Contains(out, n) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
 // check validates t and fills its defaults.
 func (t *Target) check() error {
 	if t.Tenant == "" {
@@ -49,6 +96,11 @@ func (t *Target) check() error {
 	}
 	if err := CheckName(t.Name); err != nil {
 		return err
+	}
+	for _, tag := range t.Tags {
+		if err := CheckTag(tag); err != nil {
+			return err
+		}
 	}
 	if t.Shared && t.Tenant != SharedTenant {
 		return sandbox.Errorf(sandbox.CodeForbidden, "only the tenant %q can share a template with all tenants", SharedTenant)

@@ -22,7 +22,8 @@ type Template struct {
 	Resources sandbox.Resources `json:"resources"`  // zero fields: the platform's defaults
 	SizeBytes int64             `json:"size_bytes"` // bytes of file content in its layers; shared layers count in full
 	CreatedAt time.Time         `json:"created_at"`
-	Source    string            `json:"source"` // "debian:bookworm", "oci:…", "dockerfile", … for people
+	Source    string            `json:"source"`             // "debian:bookworm", "oci:…", "dockerfile", … for people
+	BuildID   string            `json:"build_id,omitempty"` // Target.BuildID
 }
 
 // Config is what a sandbox of a template starts with.
@@ -49,6 +50,8 @@ type Target struct {
 	Resources sandbox.Resources // zero fields: none of its own
 	StartCmd  string            // needs a shell in the template
 	ReadyCmd  string            // needs a shell in the template
+	BuildID   string            // the caller's name for the build; kept with its result
+	Tags      []string          // the result is kept as "name:tag" for each of these, and as Name only where none is given
 }
 
 // DebianOptions describe a template made of Debian packages.

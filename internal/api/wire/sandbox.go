@@ -31,7 +31,7 @@ type Sandbox struct {
 	ExpiresAt  *time.Time        `json:"expires_at,omitempty" doc:"When its time to live runs out; absent: never"`
 	EndedAt    *time.Time        `json:"ended_at,omitempty"`
 
-	Snapshot     string            `json:"snapshot,omitempty" doc:"id of the snapshot that it started from; a fork's is that of its capture"`
+	Snapshot     string            `json:"snapshot,omitempty" doc:"id of the snapshot that it started from; a fork's is that of its capture, which goes once all copies have it in memory"`
 	Parent       string            `json:"parent,omitempty" doc:"id of the sandbox that it was forked from"`
 	OnTimeout    sandbox.OnTimeout `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens at expires_at"`
 	IdleTimeout  float64           `json:"idle_timeout,omitempty" doc:"Seconds without a request, a running command or an open stream after which it hibernates; absent: it does not"`

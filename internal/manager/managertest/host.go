@@ -133,6 +133,8 @@ type Templates struct {
 	mu    sync.Mutex
 	all   map[string]template.Template // by name
 	holds map[string]string
+	// OnSteps is what a build of steps does before its template is there.
+	OnSteps func(context.Context, template.StepsOptions, template.Progress) error
 	// OnBuild runs a Dockerfile build.
 	OnBuild func(ctx context.Context, r template.StepRunner) (template.Template, error)
 }
@@ -240,6 +242,37 @@ func (t *Templates) BuildDockerfile(ctx context.Context, o template.DockerfileOp
 		return template.Template{Name: o.Name, Tenant: o.Tenant}, nil
 	}
 	return t.OnBuild(ctx, r)
+}
+
+// BuildSteps implements manager.Builder.
+func (t *Templates) BuildSteps(ctx context.Context, o template.StepsOptions, r template.StepRunner, p template.Progress) (template.Template, error) {
+	tpl := template.Template{Name: o.Name, ID: "tpl" + o.Name, Tenant: o.Tenant, BuildID: o.BuildID, CreatedAt: time.Now()}
+	if t.OnSteps != nil {
+		if err := t.OnSteps(ctx, o, p); err != nil {
+			return tpl, err
+		}
+	}
+	if len(o.Tags) == 0 {
+		t.Put(tpl)
+	}
+	for _, tag := range o.Tags {
+		tpl.Name = template.Tagged(o.Name, tag)
+		tpl.ID = "tpl" + tpl.Name
+		t.Put(tpl)
+	}
+	return tpl, nil
+}
+
+// Tag implements manager.Templates.
+func (t *Templates) Tag(ctx context.Context, tenant, nameOrID, name, tag string) (template.Template, error) {
+	tpl, err := t.Get(ctx, tenant, nameOrID)
+	if err != nil {
+		return tpl, err
+	}
+	tpl.Name = template.Tagged(name, tag)
+	tpl.ID = "tpl" + tpl.Name
+	t.Put(tpl)
+	return tpl, nil
 }
 
 // Clock is a manager.Clock that a test moves.

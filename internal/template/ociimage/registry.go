@@ -29,10 +29,12 @@ type registry struct {
 // Options say how an image is found.
 type Options struct {
 	Insecure bool // plain HTTP, or unverified TLS, to the registry
+	// Username and Password log in to the registry; without them credentials
+	// come from the docker configuration of the user that this process runs as.
+	Username, Password string
 }
 
-// FromRegistry finds an image in its registry. Credentials come from the
-// docker configuration of the user that this process runs as.
+// FromRegistry finds an image in its registry.
 func FromRegistry(ctx context.Context, ref Ref, o Options) (*Image, error) {
 	var nameOptions []name.Option
 	transportOf := remote.DefaultTransport
@@ -46,7 +48,11 @@ func FromRegistry(ctx context.Context, ref Ref, o Options) (*Image, error) {
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.CodeInvalid, "%s is not an image reference", layer.Quote(ref.Name))
 	}
-	puller, err := remote.NewPuller(remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithTransport(transportOf), remote.WithUserAgent("warren"))
+	auth := remote.WithAuthFromKeychain(authn.DefaultKeychain)
+	if o.Username != "" || o.Password != "" {
+		auth = remote.WithAuth(&authn.Basic{Username: o.Username, Password: o.Password})
+	}
+	puller, err := remote.NewPuller(auth, remote.WithTransport(transportOf), remote.WithUserAgent("warren"))
 	if err != nil {
 		return nil, registryError(ctx, ref.Name, err)
 	}
