@@ -71,7 +71,7 @@ func TestKeys(t *testing.T) {
 		return l.tcp + path
 	}
 	bodies := map[string]string{
-		"exec": `{"cmd":["true"]}`, "set-timeout": `{"timeout":1}`, "set-network": `{"mode":"none"}`,
+		"exec": `{"cmd":["true"]}`, "run-code": `{"code":"1"}`, "set-timeout": `{"timeout":1}`, "set-network": `{"mode":"none"}`,
 		"create-sandbox": `{"template":"tiny"}`, "build-template": `{"name":"x","import":{"ref":"127.0.0.1:1/x"}}`, "create-key": `{}`,
 		"fork-sandbox": `{"count":1}`, "set-pool": `{"template":"tiny","ready":1}`, "create-snapshot": `{"name":"theirs"}`,
 	}

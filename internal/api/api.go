@@ -106,6 +106,7 @@ func New(back Backend, o Options) *API {
 	a.registerCaptures()
 	a.registerPools()
 	a.registerExec()
+	a.registerCode()
 	a.registerFiles()
 	a.registerAgent()
 	a.registerPorts()

@@ -232,7 +232,7 @@ func toBuild(o wire.BuildTemplate, archive io.Reader, tenant string, root bool) 
 		d := o.Debian
 		b.Debian = &template.DebianOptions{
 			Target: target, Suite: d.Suite, Packages: d.Packages, Mirror: d.Mirror, User: d.User, Env: d.Env, Slim: d.Slim,
-			Prune: d.Prune, Variant: d.Variant, Reseed: d.Reseed,
+			Prune: d.Prune, Variant: d.Variant, Reseed: d.Reseed, Interpreter: d.Interpreter,
 		}
 	case o.Import != nil:
 		b.Import = &template.ImportOptions{

@@ -61,13 +61,14 @@ func (a *app) templateBuildCmd() *cobra.Command {
 	var debian, file, stage, mirror, user, variant string
 	var reseed bool
 	var packages, args, env []string
-	var base, noCache, insecure bool
+	var base, codeInterpreter, noCache, insecure bool
 	cmd := &cobra.Command{
 		Use:   "build [flags] [CONTEXT]",
 		Short: "Build a template: of a Dockerfile, of Debian packages, or the default one",
 		Long: "With a CONTEXT directory (or - for a tar archive on standard input), runs its\n" +
 			"Dockerfile. With --debian, installs packages of a Debian suite. With --base,\n" +
-			"builds the default template \"base\".",
+			"builds the default template \"base\"; with --code-interpreter, base with the service\n" +
+			"that runs code in Jupyter kernels.",
 		Example: "  warren template build --base\n" +
 			"  warren template build --name py --debian bookworm --packages python3,git\n" +
 			"  warren template build --name app .",
@@ -83,10 +84,13 @@ func (a *app) templateBuildCmd() *cobra.Command {
 			}
 			var archive io.ReadCloser
 			switch {
-			case len(ctxArg) == 1 && (base || debian != ""), base && debian != "":
-				return usagef("give one of CONTEXT, --debian and --base")
-			case base:
+			case len(ctxArg) == 1 && (base || codeInterpreter || debian != ""), base && debian != "", codeInterpreter && (base || debian != ""):
+				return usagef("give one of CONTEXT, --debian, --base and --code-interpreter")
+			case base, codeInterpreter:
 				o := template.Base()
+				if codeInterpreter {
+					o = template.CodeInterpreter()
+				}
 				if r.Name == "" {
 					r.Name = o.Name
 				}
@@ -108,7 +112,7 @@ func (a *app) templateBuildCmd() *cobra.Command {
 				}
 				defer archive.Close()
 			default:
-				return usagef("give a CONTEXT directory, --debian SUITE, or --base")
+				return usagef("give a CONTEXT directory, --debian SUITE, --base, or --code-interpreter")
 			}
 			if r.Name == "" {
 				return usagef("--name is missing")
@@ -119,11 +123,12 @@ func (a *app) templateBuildCmd() *cobra.Command {
 	t.register(cmd)
 	fl := cmd.Flags()
 	fl.BoolVar(&base, "base", false, "build the default template")
+	fl.BoolVar(&codeInterpreter, "code-interpreter", false, "build the template that runs code in Jupyter kernels, code-interpreter-v1")
 	fl.StringVar(&debian, "debian", "", "Debian suite, such as bookworm")
 	fl.StringSliceVar(&packages, "packages", nil, "Debian packages to install, comma-separated (repeatable)")
 	fl.StringVar(&mirror, "mirror", "", "Debian mirror (default: the daemon's host's own)")
 	fl.StringVar(&user, "user", "", "login user to make, with --debian")
-	fl.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE in its sandboxes' environment, with --debian or --base (repeatable)")
+	fl.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE in its sandboxes' environment, with --debian, --base or --code-interpreter (repeatable)")
 	fl.BoolVar(&reseed, "reseed", false, "with --debian: make random numbers of Python, Node.js and OpenSSL differ between forks, as in base")
 	fl.StringVar(&variant, "variant", "", "mmdebstrap's variant: minbase, essential, apt or custom")
 	fl.StringVarP(&file, "file", "f", "", "the Dockerfile (default: CONTEXT/Dockerfile)")
@@ -138,7 +143,7 @@ func (a *app) templateBuildCmd() *cobra.Command {
 func debianOf(o template.DebianOptions) *wire.BuildDebian {
 	return &wire.BuildDebian{
 		Suite: o.Suite, Packages: o.Packages, Mirror: o.Mirror, User: o.User, Env: o.Env,
-		Slim: o.Slim, Prune: o.Prune, Variant: o.Variant, Reseed: o.Reseed,
+		Slim: o.Slim, Prune: o.Prune, Variant: o.Variant, Reseed: o.Reseed, Interpreter: o.Interpreter,
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/warrenhq/warren/internal/fault"
 	"github.com/warrenhq/warren/internal/sandbox"
 	"github.com/warrenhq/warren/internal/template/debian"
+	"github.com/warrenhq/warren/internal/template/interpreter"
 	"github.com/warrenhq/warren/internal/template/layer"
 )
 
@@ -71,6 +72,19 @@ func Base() DebianOptions {
 	}
 }
 
+// CodeInterpreterName is the name of the template with the code interpreter.
+const CodeInterpreterName = "code-interpreter-v1"
+
+// CodeInterpreter describes the template with the code interpreter: Base, and
+// the service that runs code in Jupyter kernels.
+func CodeInterpreter() DebianOptions {
+	o := Base()
+	o.Name = CodeInterpreterName
+	o.Packages = append(o.Packages, interpreter.Packages...)
+	o.Interpreter = true
+	return o
+}
+
 var userPattern = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 // BuildDebian makes a template of Debian packages. It needs mmdebstrap and a
@@ -88,6 +102,14 @@ func (l *Library) BuildDebian(ctx context.Context, o DebianOptions, p Progress) 
 	opts := debian.Options{Suite: o.Suite, Packages: o.Packages, Mirror: o.Mirror, Variant: o.Variant, Exclude: o.Slim}
 	if err := opts.Check(); err != nil {
 		return t, err
+	}
+	if o.Interpreter {
+		if o.StartCmd == "" {
+			o.StartCmd = interpreter.StartCmd
+		}
+		if o.ReadyCmd == "" {
+			o.ReadyCmd = interpreter.ReadyCmd
+		}
 	}
 	b, err := l.begin(ctx, o.Target, p)
 	if err != nil {
@@ -110,6 +132,11 @@ func (l *Library) BuildDebian(ctx context.Context, o DebianOptions, p Progress) 
 	if o.Reseed {
 		if err := installReseed(ctx, dir); err != nil {
 			return t, layer.Error("install what seeds random numbers anew in forks", err)
+		}
+	}
+	if o.Interpreter {
+		if err := installInterpreter(dir); err != nil {
+			return t, layer.Error("install the code interpreter", err)
 		}
 	}
 	digest, err := b.commitTree(dir, layer.HashOptions{})
@@ -208,6 +235,15 @@ func installReseed(ctx context.Context, dir string) error {
 	}
 	// The packages' own programs have run there before.
 	return reseed.Compile(ctx, dir)
+}
+
+func installInterpreter(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return interpreter.Install(root)
 }
 
 func emptyDir(root *os.Root, dir string) error {

@@ -65,7 +65,10 @@ type DebianOptions struct {
 	Slim     []string          // path patterns that packages do not get to unpack (dpkg's --path-exclude); nil is documentation, man pages and translations
 	Prune    []string          // patterns (path.Match, relative to /) of what is removed after the installation
 	Reseed   bool              // install what makes random numbers of Python and Node differ between forks, see package reseed
-	Variant  string            // mmdebstrap's: "minbase" (the default), "essential", "apt", "custom"
+	// Interpreter installs the code interpreter (package interpreter), whose
+	// commands start the sandbox unless Target has others.
+	Interpreter bool
+	Variant     string // mmdebstrap's: "minbase" (the default), "essential", "apt", "custom"
 }
 
 // ImportOptions describe a template made of an OCI image.

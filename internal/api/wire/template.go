@@ -50,15 +50,16 @@ type BuildTemplate struct {
 
 // BuildDebian makes a template of Debian packages.
 type BuildDebian struct {
-	Suite    string            `json:"suite,omitempty" example:"bookworm"`
-	Packages []string          `json:"packages,omitempty"`
-	Mirror   string            `json:"mirror,omitempty" doc:"http(s) URL; default: the host's own apt sources for the suite"`
-	User     string            `json:"user,omitempty" doc:"A login user to make, with uid 1000"`
-	Env      map[string]string `json:"env,omitempty"`
-	Slim     []string          `json:"slim,omitempty" doc:"Path patterns that packages do not get to unpack; default: documentation, man pages and translations"`
-	Prune    []string          `json:"prune,omitempty" doc:"Path patterns to remove when all is installed"`
-	Variant  string            `json:"variant,omitempty" enum:"minbase,essential,apt,custom"`
-	Reseed   bool              `json:"reseed,omitempty" doc:"Install what makes the random numbers of Python, Node.js and OpenSSL differ between forks"`
+	Suite       string            `json:"suite,omitempty" example:"bookworm"`
+	Packages    []string          `json:"packages,omitempty"`
+	Mirror      string            `json:"mirror,omitempty" doc:"http(s) URL; default: the host's own apt sources for the suite"`
+	User        string            `json:"user,omitempty" doc:"A login user to make, with uid 1000"`
+	Env         map[string]string `json:"env,omitempty"`
+	Slim        []string          `json:"slim,omitempty" doc:"Path patterns that packages do not get to unpack; default: documentation, man pages and translations"`
+	Prune       []string          `json:"prune,omitempty" doc:"Path patterns to remove when all is installed"`
+	Variant     string            `json:"variant,omitempty" enum:"minbase,essential,apt,custom"`
+	Reseed      bool              `json:"reseed,omitempty" doc:"Install what makes the random numbers of Python, Node.js and OpenSSL differ between forks"`
+	Interpreter bool              `json:"interpreter,omitempty" doc:"Install the code interpreter, which runs code in Jupyter kernels on port 49999; its packages have to be among packages"`
 }
 
 // BuildImport makes a template of an OCI image.
