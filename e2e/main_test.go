@@ -40,7 +40,7 @@ var shared struct {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	for _, dir := range []string{shared.dir, publishedJS.dir, publishedPython.dir} {
+	for _, dir := range []string{shared.dir, publishedJS.dir, publishedPython.dir, jsCode.dir, pythonCode.dir} {
 		if dir != "" {
 			os.RemoveAll(dir)
 		}

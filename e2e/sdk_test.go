@@ -26,7 +26,7 @@ type published struct {
 	err  error
 }
 
-var publishedJS, publishedPython published
+var publishedJS, publishedPython, jsCode, pythonCode published
 
 // get makes the directory by an installer's command line, to which it is added.
 // It skips t where the package cannot be had.
@@ -241,21 +241,28 @@ func TestSDK(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
 			cmd := tc.cmd(t, ctx)
-			var stderr strings.Builder
-			cmd.Stderr = &stderr
-			data, err := cmd.Output()
-			if err != nil {
-				t.Fatalf("%v: %s\n%s", err, data, stderr.String())
-			}
-			var got map[string]any
-			if err := json.Unmarshal(data, &got); err != nil {
-				t.Fatalf("%v: %s", err, data)
-			}
-			for name, want := range tc.want {
-				if have, _ := json.Marshal(got[name]); string(have) != want {
-					t.Errorf("%s: %s, want %s", name, have, want)
-				}
-			}
+			checkScript(t, cmd, tc.want)
 		})
+	}
+}
+
+// checkScript runs a program that prints one JSON object, and compares its
+// members with what they have to be, as JSON.
+func checkScript(t *testing.T, cmd *exec.Cmd, want map[string]string) {
+	t.Helper()
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	data, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s\n%s", err, data, stderr.String())
+	}
+	var got map[string]any
+	if err := json.Unmarshal(data, &got); err != nil {
+		t.Fatalf("%v: %s", err, data)
+	}
+	for name, want := range want {
+		if have, _ := json.Marshal(got[name]); string(have) != want {
+			t.Errorf("%s: %s, want %s", name, have, want)
+		}
 	}
 }

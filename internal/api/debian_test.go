@@ -11,7 +11,7 @@ import (
 func TestDebianBuildIsWhole(t *testing.T) {
 	d := wire.BuildDebian{
 		Suite: "s", Packages: []string{"p"}, Mirror: "m", User: "u", Env: map[string]string{"a": "b"},
-		Slim: []string{"x"}, Prune: []string{"y"}, Variant: "minbase", Reseed: true,
+		Slim: []string{"x"}, Prune: []string{"y"}, Variant: "minbase", Reseed: true, Interpreter: true,
 	}
 	b, err := toBuild(wire.BuildTemplate{Name: "n", Debian: &d}, nil, "t", true)
 	if err != nil {

@@ -252,6 +252,8 @@ func TestE2BSandboxRoutes(t *testing.T) {
 		{"DELETE", "/templates/snp00000000000000000", ``, 404},
 		{"GET", "/secrets", ``, 501},
 		{"GET", "/teams", ``, 501},
+		{"POST", "/volumes", `{"name":"x"}`, 501},
+		{"GET", "/volumecontent/x/dir?path=/", ``, 501},
 		{"GET", "/nothing", ``, 404},
 	} {
 		call(tc.method, tc.path, tc.body, tc.want)

@@ -83,6 +83,9 @@ func Register(mux *http.ServeMux, c Config) {
 	for _, p := range []string{"/secrets", "/secrets/{id}"} {
 		f.refuse(p, "secrets that are kept apart from sandboxes are not supported: give them as envVars when the sandbox is made")
 	}
+	for _, p := range []string{"/volumes", "/volumes/{id}", "/volumecontent/{rest...}"} {
+		f.refuse(p, "there are no volumes yet: copy files in, or start sandboxes from a snapshot that has them")
+	}
 	for _, p := range []string{"/teams", "/teams/{rest...}", "/api-keys", "/api-keys/{id}", "/access-tokens", "/access-tokens/{id}", "/nodes", "/nodes/{rest...}", "/admin/{rest...}"} {
 		f.refuse(p, "accounts and nodes are not managed by this API: see `warren key` and `warren host`")
 	}

@@ -4,7 +4,7 @@ package wire
 type RunCode struct {
 	Code      string            `json:"code" maxLength:"33554432"`
 	ContextID string            `json:"context_id,omitempty" maxLength:"64" doc:"The context to run it in; default: the language's own, which every such call shares"`
-	Language  string            `json:"language,omitempty" maxLength:"64" doc:"python (the default), javascript, bash, or another whose kernel is installed; not together with context_id"`
+	Language  string            `json:"language,omitempty" maxLength:"64" doc:"python (the default), javascript, typescript, bash, or another whose kernel is installed; not together with context_id"`
 	EnvVars   map[string]string `json:"env_vars,omitempty" doc:"Environment for this execution alone"`
 }
 
