@@ -37,7 +37,7 @@ const run = await sbx.runCode("import time, sys\nprint('first', flush=True)\ntim
 	onStdout: m => { streamed.push(m.line); early = true }, onStderr: m => streamed.push(m.line), onResult: r => streamed.push(r.text) })
 out.streamed = [streamed, early, run.executionCount > 0]
 const bad = await sbx.runCode('def f():\n  return 1/0\nf()')
-out.error = [bad.error.name, bad.error.value, bad.error.traceback.includes('1/0')]
+out.error = [bad.error.name, bad.error.value, bad.error.traceback.replace(/\x1b\[[0-9;]*m/g, '').includes('1/0')]
 out.env = [await text("import os; os.environ['K']", { envs: { K: 'once' } }), await text("os.environ.get('K', 'gone')")]
 const chart = (await sbx.runCode("import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nax.bar(['a','b'], [1, 2])\nax.set_title('T')\nplt.show()")).results[0]
 out.chart = [chart.chart.type, chart.chart.title, chart.chart.elements.map(e => [e.label, e.value]), chart.png.length > 1000]
