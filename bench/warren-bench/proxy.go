@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"regexp"
-	"time"
 
 	"github.com/warrenhq/warren/bench/internal/report"
 )
@@ -104,53 +103,26 @@ func proxiedIn(ctx context.Context, l *lab, r *report.Report, rt, base, key stri
 	}
 	path := "/files?" + url.Values{"path": {transferPath}, "username": {"root"}}.Encode()
 
-	up := r.Figure(rt+": upload", "MB/s")
-	down := r.Figure(rt+": download", "MB/s")
-	daemonGrew := r.Figure(rt+": daemon's memory grew by", "MiB")
-	agentGrew := r.Figure(rt+": agent's memory grew by", "MiB")
-	for range proxiedSamples {
-		for _, dir := range []struct {
-			f  *report.Figure
-			do func() error
-		}{
-			{up, func() error {
-				b, _, err := call("POST", path, h, io.LimitReader(pattern{}, proxiedBytes), proxiedBytes)
-				if err == nil {
-					_, err = io.Copy(io.Discard, b)
-					b.Close()
-				}
-				return err
-			}},
-			{down, func() error {
-				b, size, err := call("GET", path, h, nil, 0)
-				if err != nil {
-					return err
-				}
-				defer b.Close()
-				n, err := io.Copy(io.Discard, b)
-				if err == nil && (n != proxiedBytes || size != proxiedBytes) {
-					err = fmt.Errorf("got %d bytes of %d, want %d", n, size, int64(proxiedBytes))
-				}
-				return err
-			}},
-		} {
-			w, err := l.watchMemory(ctx, s.ID)
+	_, _, err = l.measureTransfers(ctx, r, rt, s.ID, proxiedSamples, proxiedBytes,
+		func() error {
+			b, _, err := call("POST", path, h, io.LimitReader(pattern{}, proxiedBytes), proxiedBytes)
+			if err == nil {
+				_, err = io.Copy(io.Discard, b)
+				b.Close()
+			}
+			return err
+		},
+		func() error {
+			b, size, err := call("GET", path, h, nil, 0)
 			if err != nil {
 				return err
 			}
-			start := time.Now()
-			err = dir.do()
-			took := time.Since(start)
-			dir.f.Add(proxiedBytes/1e6/took.Seconds(), err)
-			d, a, err := w.stop()
-			daemonGrew.Add(d, err)
-			agentGrew.Add(a, err)
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-	r.AtMost(rt+": daemon's memory grew by at most", daemonGrew.Max, 32, "MiB")
-	r.AtMost(rt+": agent's memory grew by at most", agentGrew.Max, 32, "MiB")
-	return nil
+			defer b.Close()
+			n, err := io.Copy(io.Discard, b)
+			if err == nil && (n != proxiedBytes || size != proxiedBytes) {
+				err = fmt.Errorf("got %d bytes of %d, want %d", n, size, int64(proxiedBytes))
+			}
+			return err
+		})
+	return err
 }

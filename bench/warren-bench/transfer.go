@@ -39,41 +39,49 @@ func transferIn(ctx context.Context, l *lab, r *report.Report, rt string) (err e
 			err = e
 		}
 	}()
-	up := r.Figure(rt+": upload", "MB/s")
-	down := r.Figure(rt+": download", "MB/s")
+	up, down, err := l.measureTransfers(ctx, r, rt, s.ID, transferSamples, transferBytes,
+		func() error {
+			return l.WriteFile(ctx, s.ID, transferPath, "root", io.LimitReader(pattern{}, transferBytes), transferBytes, 0)
+		},
+		func() error { return download(ctx, l, s.ID) })
+	if err != nil {
+		return err
+	}
+	r.AtLeast(rt+": upload (p50)", up.P50, 500, "MB/s")
+	r.AtLeast(rt+": download (p50)", down.P50, 500, "MB/s")
+	return nil
+}
+
+// measureTransfers sends size bytes up and down by turns, and measures what
+// that costs the daemon and the sandbox's agent in memory.
+func (l *lab) measureTransfers(ctx context.Context, r *report.Report, rt, id string, samples int, size int64, send, fetch func() error) (up, down *report.Figure, err error) {
+	up, down = r.Figure(rt+": upload", "MB/s"), r.Figure(rt+": download", "MB/s")
 	daemonGrew := r.Figure(rt+": daemon's memory grew by", "MiB")
 	agentGrew := r.Figure(rt+": agent's memory grew by", "MiB")
-	for range transferSamples {
+	for range samples {
 		for _, dir := range []struct {
 			f  *report.Figure
 			do func() error
-		}{
-			{up, func() error {
-				return l.WriteFile(ctx, s.ID, transferPath, "root", io.LimitReader(pattern{}, transferBytes), transferBytes, 0)
-			}},
-			{down, func() error { return download(ctx, l, s.ID) }},
-		} {
-			w, err := l.watchMemory(ctx, s.ID)
+		}{{up, send}, {down, fetch}} {
+			w, err := l.watchMemory(ctx, id)
 			if err != nil {
-				return err
+				return nil, nil, err
 			}
 			start := time.Now()
 			err = dir.do()
 			took := time.Since(start)
-			dir.f.Add(transferBytes/1e6/took.Seconds(), err)
+			dir.f.Add(float64(size)/1e6/took.Seconds(), err)
 			d, a, err := w.stop()
 			daemonGrew.Add(d, err)
 			agentGrew.Add(a, err)
 		}
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 	}
-	r.AtLeast(rt+": upload (p50)", up.P50, 500, "MB/s")
-	r.AtLeast(rt+": download (p50)", down.P50, 500, "MB/s")
 	r.AtMost(rt+": daemon's memory grew by at most", daemonGrew.Max, 32, "MiB")
 	r.AtMost(rt+": agent's memory grew by at most", agentGrew.Max, 32, "MiB")
-	return nil
+	return up, down, nil
 }
 
 func download(ctx context.Context, l *lab, id string) error {
