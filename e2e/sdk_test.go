@@ -141,7 +141,7 @@ out.removed = [await Sandbox.deleteSnapshot(shot.snapshotId), await Sandbox.dele
 // What is wrong has its own class.
 out.errors = [
 	await failure(Sandbox.create('no-such-template')), await failure(Sandbox.connect('sbxnone')), await failure(Sandbox.getInfo('sbxnone')),
-	await failure(Sandbox.create('sdk', { apiKey: 'e2b_' + '0'.repeat(40) })), await failure(Sandbox.create('sdk', { network: { maskRequestHost: 'x' } })),
+	await failure(Sandbox.create('sdk', { apiKey: 'e2b_' + '0'.repeat(40) })), await failure(Sandbox.create('sdk', { network: { egressProxy: { address: '192.0.2.1:1080' } } })),
 ]
 out.end = [await sbx.kill(), await sbx.kill(), await sbx.isRunning()]
 console.log(JSON.stringify(out))
@@ -187,6 +187,13 @@ sbx.pause()
 out["paused"] = [sbx.get_info().state.value, sbx.is_running()]
 sbx.connect()
 out["woken"] = sbx.commands.run("cat /tmp/kept; kill -0 $(cat /tmp/pid) && echo runs").stdout
+auto = Sandbox.create("sdk", timeout=60, lifecycle={"on_timeout": "pause"})
+auto.set_timeout(0)
+while auto.is_running():
+    pass
+auto.connect(timeout=60)
+out["auto"] = auto.commands.run("echo on").stdout
+auto.kill()
 shot = sbx.create_snapshot()
 copies = sbx.fork(count=2) + [Sandbox.create(shot.snapshot_id)]
 out["copies"] = [c.commands.run("cat /tmp/kept").stdout for c in copies]
@@ -232,7 +239,7 @@ func TestSDK(t *testing.T) {
 		}, map[string]string{
 			"env": `"of the sandbox of the command\n"`, "exit": `[3,"to stderr\n"]`, "seen": `["create f","chmod f","write f"]`,
 			"files": `["one",false,["f"],"FileNotFoundException"]`, "info": `["running","sdk",{"part":"python \u0026 all"}]`,
-			"ttl": `true`, "list": `[true]`, "metrics": `[true]`, "paused": `["paused",false]`, "woken": `"kept\nruns\n"`,
+			"ttl": `true`, "list": `[true]`, "metrics": `[true]`, "paused": `["paused",false]`, "woken": `"kept\nruns\n"`, "auto": `"on\n"`,
 			"copies": `["kept\n","kept\n","kept\n"]`, "removed": `[true,false]`,
 			"errors": `["SandboxException","SandboxNotFoundException","AuthenticationException"]`, "end": `[true,false,false]`,
 		}},

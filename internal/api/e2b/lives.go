@@ -60,7 +60,7 @@ func (f *facade) connect(w http.ResponseWriter, r *http.Request, tenant string) 
 	status := http.StatusOK
 	if asleep(sb) {
 		status = http.StatusCreated
-		if err := f.wake(r.Context(), tenant, sb); err != nil {
+		if sb, err = f.wake(r.Context(), tenant, sb, d); err != nil {
 			return err
 		}
 		if in.Memory != nil && !*in.Memory {
@@ -74,8 +74,7 @@ func (f *facade) connect(w http.ResponseWriter, r *http.Request, tenant string) 
 				return err
 			}
 		}
-	}
-	if status == http.StatusCreated || !sb.ExpiresAt.IsZero() && sb.ExpiresAt.Before(time.Now().Add(d)) {
+	} else if !sb.ExpiresAt.IsZero() && sb.ExpiresAt.Before(time.Now().Add(d)) {
 		if sb, err = f.Back.SetTimeout(r.Context(), tenant, sb.ID, d); err != nil {
 			return err
 		}
@@ -83,11 +82,22 @@ func (f *facade) connect(w http.ResponseWriter, r *http.Request, tenant string) 
 	return writeJSON(w, status, f.toMade(r, sb))
 }
 
-func (f *facade) wake(ctx context.Context, tenant string, sb sandbox.Sandbox) error {
-	if sb.State == sandbox.Suspended {
-		return f.Back.Unsuspend(ctx, tenant, sb.ID)
+// wake lets a sandbox that is asleep go on, for d from now.
+func (f *facade) wake(ctx context.Context, tenant string, sb sandbox.Sandbox, d time.Duration) (sandbox.Sandbox, error) {
+	if sb.State == sandbox.Hibernated && sb.OnTimeout == sandbox.OnTimeoutHibernate {
+		// Its time begins when it wakes: what was left of it might be nothing.
+		if _, err := f.Back.SetTimeout(ctx, tenant, sb.ID, d); err != nil {
+			return sb, err
+		}
 	}
-	return f.Back.Wake(ctx, tenant, sb.ID)
+	wake := f.Back.Wake
+	if sb.State == sandbox.Suspended {
+		wake = f.Back.Unsuspend
+	}
+	if err := wake(ctx, tenant, sb.ID); err != nil {
+		return sb, err
+	}
+	return f.Back.SetTimeout(ctx, tenant, sb.ID, d)
 }
 
 // resume is connect's elder: one that runs is a conflict.
@@ -107,10 +117,7 @@ func (f *facade) resume(w http.ResponseWriter, r *http.Request, tenant string) e
 	if !asleep(sb) {
 		return sandbox.Errorf(sandbox.CodeConflict, "sandbox %s runs already", sb.ID)
 	}
-	if err := f.wake(r.Context(), tenant, sb); err != nil {
-		return err
-	}
-	if sb, err = f.Back.SetTimeout(r.Context(), tenant, sb.ID, d); err != nil {
+	if sb, err = f.wake(r.Context(), tenant, sb, d); err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusCreated, f.toMade(r, sb))
