@@ -11,7 +11,7 @@ import (
 func (a *API) registerE2B() {
 	e2b.Register(a.mux, e2b.Config{
 		Back:     a.back,
-		Domain:   func(*http.Request) string { return a.o.TLS.Authority() },
+		Domain:   a.o.TLS.Authority(),
 		Tenant:   func(r *http.Request) string { return tenantOf(r.Context()) },
 		Fail:     a.failE2B,
 		TimeBody: func(w http.ResponseWriter, r *http.Request) { timeBody(w, r, false) },

@@ -53,9 +53,9 @@ var _ Backend = (*manager.Manager)(nil)
 // Config is what the façade works with. All of it but Domain is needed.
 type Config struct {
 	Back Backend
-	// Domain is what getHost() of the SDKs is to put behind `<port>-<id>.`, of
-	// the sandboxes that this request asks for; "" leaves the client its own.
-	Domain func(*http.Request) string
+	// Domain is what getHost() of the SDKs is to put behind `<port>-<id>.`; ""
+	// leaves the client its own.
+	Domain string
 	// Tenant gives whose request it is.
 	Tenant func(*http.Request) string
 	// Fail answers with an error, by WriteError.

@@ -44,19 +44,12 @@ const clientID = "warren"
 func (f *facade) toMade(r *http.Request, sb sandbox.Sandbox) made {
 	m := made{
 		TemplateID: f.templateID(r.Context(), sb, nil), SandboxID: string(sb.ID), ClientID: clientID, Alias: sb.Template,
-		EnvdVersion: agent.EnvdVersion, EnvdAccessToken: sb.Token, Domain: f.domain(r),
+		EnvdVersion: agent.EnvdVersion, EnvdAccessToken: sb.Token, Domain: f.Domain,
 	}
 	if !sb.PublicTraffic {
 		m.TrafficAccessToken = sb.TrafficToken
 	}
 	return m
-}
-
-func (f *facade) domain(r *http.Request) string {
-	if f.Domain == nil {
-		return ""
-	}
-	return f.Domain(r)
 }
 
 // templateID is the ID by which a client knows what sb was made of: of a
@@ -302,7 +295,7 @@ func (f *facade) info(w http.ResponseWriter, r *http.Request, tenant string) err
 	}
 	l := f.toListed(r.Context(), sb, nil)
 	l.detail = &detail{
-		EnvdAccessToken: sb.Token, AllowInternetAccess: internet(sb), Domain: f.domain(r), Network: toNetwork(sb),
+		EnvdAccessToken: sb.Token, AllowInternetAccess: internet(sb), Domain: f.Domain, Network: toNetwork(sb),
 		Lifecycle: &lifecycle{AutoResume: !sb.ManualWake, OnTimeout: "kill"},
 	}
 	if sb.OnTimeout == sandbox.OnTimeoutHibernate {
