@@ -42,6 +42,7 @@ func (a *API) runCode(w http.ResponseWriter, r *http.Request) error {
 	if _, err := a.back.Get(ctx, tenant, id); err != nil {
 		return err
 	}
+	timeBody(w, r, false)
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxCode))
 	if err != nil {
 		return sandbox.Errorf(sandbox.CodeInvalid, "read the body: %w", err)
