@@ -92,6 +92,12 @@ func (m *Manager) plan(ctx context.Context, tenant string, r CreateRequest) (pla
 		if err == nil {
 			err = m.usable(ctx, n)
 		}
+		if sandbox.CodeOf(err) == sandbox.CodeCorruptCapture {
+			// Nobody holds it yet: it may just have been removed.
+			if _, gone := m.snapshotOf(ctx, tenant, r.Snapshot); sandbox.CodeOf(gone) == sandbox.CodeNotFound {
+				err = gone
+			}
+		}
 		return p, err
 	}
 	rt, err := m.chooseRuntime(ctx, r.Runtime)
