@@ -105,6 +105,7 @@ func New(back Backend, o Options) *API {
 	a.registerSandboxes()
 	a.registerCaptures()
 	a.registerPools()
+	a.registerVolumes()
 	a.registerExec()
 	a.registerCode()
 	a.registerFiles()
@@ -197,6 +198,7 @@ func humaConfig() huma.Config {
 		{Name: "sandboxes", Description: "The lives of sandboxes"},
 		{Name: "captures", Description: "Sleeping, snapshots, forks and their lineage"},
 		{Name: "pools", Description: "Sandboxes that wait to be claimed"},
+		{Name: "volumes", Description: "Directories that outlive sandboxes"},
 		{Name: "inside", Description: "Commands, files and ports inside a sandbox"},
 		{Name: "templates", Description: "Root filesystems to make sandboxes from"},
 		{Name: "keys", Description: "API keys"},

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"regexp"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -77,8 +76,7 @@ func (a *API) asTenant(next http.Handler) http.Handler {
 // withKey takes the tenant from the API key, which all but health needs.
 func (a *API) withKey(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// An upload link has a token of its own.
-		if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || strings.HasPrefix(r.URL.Path, e2b.UploadPath) {
+		if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || e2b.OwnToken(r.URL.Path) {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -30,6 +30,9 @@ func toSandbox(s sandbox.Sandbox, secrets bool) wire.Sandbox {
 		Snapshot: s.Snapshot, Parent: string(s.Parent), OnTimeout: s.OnTimeout, IdleTimeout: s.IdleTimeout.Seconds(), HibernateKind: s.HibernateKind, ManualWake: s.ManualWake,
 		SuspendedAt: timeOrNil(s.SuspendedAt), HibernatedAt: timeOrNil(s.HibernatedAt),
 	}
+	for _, v := range s.Volumes {
+		w.Volumes = append(w.Volumes, wire.VolumeMount{Volume: v.Name, Path: v.Path, ReadOnly: v.ReadOnly})
+	}
 	if s.Link.Address.IsValid() && !s.State.Ended() {
 		w.Address = s.Link.Address.Addr().String()
 	}

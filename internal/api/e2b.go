@@ -14,7 +14,7 @@ func (a *API) registerE2B() {
 		Domain:   a.o.TLS.Authority(),
 		Tenant:   func(r *http.Request) string { return tenantOf(r.Context()) },
 		Fail:     a.failE2B,
-		TimeBody: func(w http.ResponseWriter, r *http.Request) { timeBody(w, r, false) },
+		TimeBody: timeBody,
 		Created:  a.metrics.created,
 		Ended:    a.proxy.Forget,
 	})

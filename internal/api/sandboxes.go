@@ -144,11 +144,15 @@ func (a *API) createSandbox(ctx context.Context, in *body[wire.CreateSandbox]) (
 	if err != nil {
 		return nil, err
 	}
+	var volumes []sandbox.VolumeMount
+	for _, v := range in.Body.Volumes {
+		volumes = append(volumes, sandbox.VolumeMount{ID: v.Volume, Path: v.Path, ReadOnly: v.ReadOnly})
+	}
 	start := time.Now()
 	sb, err := a.back.Create(ctx, tenantOf(ctx), manager.CreateRequest{
 		Template: in.Body.Template, Runtime: in.Body.Runtime, Resources: sandbox.Resources(in.Body.Resources), Network: p,
 		Env: in.Body.Env, Metadata: in.Body.Metadata, User: in.Body.User, Workdir: in.Body.Workdir, Hostname: in.Body.Hostname,
-		Timeout: timeout, Snapshot: in.Body.Snapshot, OnTimeout: in.Body.OnTimeout, IdleTimeout: idle, HibernateKind: in.Body.HibernateKind, ManualWake: in.Body.ManualWake,
+		Timeout: timeout, Snapshot: in.Body.Snapshot, OnTimeout: in.Body.OnTimeout, IdleTimeout: idle, HibernateKind: in.Body.HibernateKind, Volumes: volumes, ManualWake: in.Body.ManualWake,
 		EphemeralEnv:  in.Body.EphemeralEnv,
 		PublicTraffic: in.Body.PublicTraffic, HostHeader: in.Body.HostHeader,
 	})

@@ -23,7 +23,7 @@ type createFlags struct {
 	pids                                     int
 	net                                      string
 	allow, deny                              []string
-	env, envFile, ephemeral, labels          []string
+	env, envFile, ephemeral, labels, volumes []string
 	user, workdir, hostname                  string
 	snapshot, onTimeout, hibernateKind, idle string
 	public                                   bool
@@ -41,6 +41,7 @@ func (f *createFlags) register(a *app, cmd *cobra.Command) {
 	fl.StringVar(&f.timeout, "timeout", "", "end it after this time, such as 90s or 1h (default: never)")
 	fl.StringVar(&f.onTimeout, "on-timeout", "", "what happens when --timeout runs out: kill (default) or hibernate")
 	fl.StringVar(&f.hibernateKind, "hibernate-kind", "", "what it keeps when it hibernates by itself: full (memory and disk; default) or disk, of which it boots")
+	fl.StringArrayVar(&f.volumes, "volume", nil, "mount a volume, NAME:/path or NAME:/path:ro (repeatable)")
 	fl.BoolVar(&f.manualWake, "manual-wake", false, "traffic to its ports does not wake it: only wake, exec and files do")
 	fl.StringVar(&f.idle, "idle-timeout", "", "hibernate it after this time without a request, a running command or an open stream (default: never)")
 	fl.StringVar(&f.snapshot, "snapshot", "", "snapshot to start from, by name or id")
@@ -85,6 +86,13 @@ func (f *createFlags) request(a *app) (wire.CreateSandbox, error) {
 			return r, err
 		}
 		r.Timeout = d.Seconds()
+	}
+	for _, s := range f.volumes {
+		v, err := parseVolume(s)
+		if err != nil {
+			return r, err
+		}
+		r.Volumes = append(r.Volumes, v)
 	}
 	if r.HibernateKind, err = parseKind(f.hibernateKind); err != nil {
 		return r, usagef("--hibernate-kind %q: give full or disk", f.hibernateKind)

@@ -400,7 +400,11 @@ func checkLeftovers(ctx context.Context, c *client.Client, running bool, state s
 		if cap, err = c.Capacity(ctx); err != nil {
 			return finding{Check: "leftovers", Level: levelWarn, Found: err.Error()}
 		}
-		if len(ids) <= cap.Sandboxes+cap.CreatesInFlight {
+		known := cap.Sandboxes + cap.CreatesInFlight
+		for _, n := range cap.Spares {
+			known += n
+		}
+		if len(ids) <= known {
 			return finding{Check: "leftovers", Level: levelOK, Found: fmt.Sprintf("none: %d live sandboxes explain what is on this host", cap.Sandboxes)}
 		}
 		time.Sleep(500 * time.Millisecond)

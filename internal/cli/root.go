@@ -181,7 +181,7 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add("run", a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.topCmd(), a.eventsCmd(), a.logsCmd(), a.timeoutCmd(), a.networkCmd())
-	add("capture", a.suspendCmd(), a.unsuspendCmd(), a.hibernateCmd(), a.wakeCmd(), a.snapshotCmd(), a.forkCmd(), a.treeCmd(), a.poolCmd())
+	add("capture", a.suspendCmd(), a.unsuspendCmd(), a.hibernateCmd(), a.wakeCmd(), a.snapshotCmd(), a.forkCmd(), a.treeCmd(), a.poolCmd(), a.volumeCmd())
 	add("inside", a.execCmd(), a.runCodeCmd(), a.shellCmd(), a.attachCmd(), a.cpCmd(), a.portCmd())
 	add("host", a.templateCmd(), a.runtimesCmd(), a.keyCmd(), a.serveCmd(), a.tlsCmd(), a.doctorCmd(), a.proveCmd(), a.adviseCmd(), a.versionCmd())
 	setArgErrors(root)

@@ -132,18 +132,16 @@ func (r Range) userNS() (*os.File, error) {
 
 // OpenTree clones the mount at path (its directory or file, without the mounts
 // below it) as a detached mount. With a user namespace, ids on it are mapped
-// through it; without (nil) they are as they are. readOnly forbids writing.
+// through it; without (nil) they are as they are. attrs are the mount's, of
+// MOUNT_ATTR_RDONLY, _NOSUID and _NODEV (mount_setattr(2)).
 // Attach the result with Move, or close it to be rid of it.
-func OpenTree(path string, userns *os.File, readOnly bool) (*os.File, error) {
+func OpenTree(path string, userns *os.File, attrs uint64) (*os.File, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("open_tree %s: %w", path, err)
 	}
 	f := os.NewFile(uintptr(fd), path)
-	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
-	if readOnly {
-		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
-	}
+	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE, Attr_set: attrs}
 	if userns != nil {
 		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
 		attr.Userns_fd = uint64(userns.Fd())
@@ -181,7 +179,7 @@ func Supported(dir string) error {
 		return err
 	}
 	defer ns.Close()
-	t, err := OpenTree(dir, ns, false)
+	t, err := OpenTree(dir, ns, 0)
 	if err != nil {
 		return err
 	}

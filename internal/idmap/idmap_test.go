@@ -68,7 +68,7 @@ func TestOpenTreeShowsMappedIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	tree, err := OpenTree(dir, ns, false)
+	tree, err := OpenTree(dir, ns, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestOpenTreeShowsMappedIDs(t *testing.T) {
 	if st.Uid != r.Base || st.Gid != r.Base+1000 {
 		t.Errorf("through the mapping the file is %d:%d, want %d:%d", st.Uid, st.Gid, r.Base, r.Base+1000)
 	}
-	ro, err := OpenTree(dir, nil, true)
+	ro, err := OpenTree(dir, nil, unix.MOUNT_ATTR_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}

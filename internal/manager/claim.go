@@ -21,6 +21,9 @@ var (
 // begin carries a create of a template out the fastest way that there is: a
 // pool's member, else a restore from a pool's warm capture, else a boot.
 func (m *Manager) begin(ctx context.Context, p plan) (*live, error) {
+	if len(p.rec.Volumes) > 0 { // they are mounted at the start
+		return m.make(ctx, p)
+	}
 	// Nothing inside may change a host name: one that is asked for is given at
 	// the start.
 	if p.rec.Hostname == string(p.rec.ID) {

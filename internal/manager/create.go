@@ -83,6 +83,10 @@ func (m *Manager) plan(ctx context.Context, tenant string, r CreateRequest) (pla
 	if err := r.validate(); err != nil {
 		return plan{}, err
 	}
+	var err error
+	if r.Volumes, err = m.resolveVolumes(ctx, tenant, r.Volumes); err != nil {
+		return plan{}, err
+	}
 	if r.Snapshot != "" {
 		n, err := m.snapshotOf(ctx, tenant, r.Snapshot)
 		if err != nil {
@@ -150,7 +154,7 @@ func (m *Manager) fill(p *plan, tenant string, r CreateRequest, templateID strin
 			Template: r.Template, TemplateID: templateID, Resources: r.Resources, Network: r.Network,
 			Env: r.Env, User: r.User, Workdir: r.Workdir, Metadata: r.Metadata, Hostname: r.Hostname,
 			Token: secret(), TrafficToken: secret(), PublicTraffic: r.PublicTraffic, HostHeader: r.HostHeader,
-			OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout, HibernateKind: r.HibernateKind, ManualWake: r.ManualWake,
+			OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout, HibernateKind: r.HibernateKind, ManualWake: r.ManualWake, Volumes: r.Volumes,
 			Start: sandbox.StartCold, CreatedAt: m.now(),
 		},
 		Op: store.OpCreate, Internal: r.InlineLayers != nil, Layers: layers, BootID: m.bootID,
@@ -205,8 +209,13 @@ func (m *Manager) make(ctx context.Context, p plan) (*live, error) {
 		m.leave(l)
 		return nil, err
 	}
-	// Before the record: what is on record finds its layers.
-	if err := m.holdSandbox(ctx, p.rec); err != nil {
+	// Before the record: what is on record finds its layers. A volume that is
+	// being removed is seen to be in use from here on.
+	err := m.volumesThere(ctx, p.rec.Volumes)
+	if err == nil {
+		err = m.holdSandbox(ctx, p.rec)
+	}
+	if err != nil {
 		m.unhold(string(id))
 		return gone(err)
 	}

@@ -134,7 +134,7 @@ func (m *Manager) makeChild(ctx context.Context, source store.Record, n store.Sn
 	}
 	p, err := m.planFrom(ctx, n, CreateRequest{
 		Env: env, Metadata: maps.Clone(meta), Timeout: r.Timeout, Network: source.Network,
-		OnTimeout: source.OnTimeout, IdleTimeout: source.IdleTimeout, HibernateKind: source.HibernateKind, ManualWake: source.ManualWake, PublicTraffic: source.PublicTraffic, HostHeader: source.HostHeader,
+		OnTimeout: source.OnTimeout, IdleTimeout: source.IdleTimeout, HibernateKind: source.HibernateKind, Volumes: source.Volumes, ManualWake: source.ManualWake, PublicTraffic: source.PublicTraffic, HostHeader: source.HostHeader,
 	})
 	if err != nil {
 		return sandbox.Sandbox{}, err
@@ -198,6 +198,12 @@ func (m *Manager) planFrom(ctx context.Context, n store.Snapshot, r CreateReques
 		}
 		maps.Copy(env, r.Env)
 		r.Env = env
+	}
+	if full {
+		if r.Volumes != nil && !slices.Equal(r.Volumes, n.Volumes) {
+			return plan{}, sandbox.Errorf(sandbox.CodeUnsupported, "the full snapshot %s has its source's volumes, and no others: leave them out, or start from a snapshot of kind disk", n.ID)
+		}
+		r.Volumes = n.Volumes
 	}
 	if r.Network.Mode == "" {
 		r.Network = n.Network

@@ -131,7 +131,7 @@ func (l *live) dropAgent() {
 func (m *Manager) spec(r store.Record) sandbox.Spec {
 	return sandbox.Spec{
 		ID: r.HostID(), Dir: m.dir(r.HostID()), Layers: r.Layers, Link: r.Link,
-		Resources: r.Resources, Hostname: r.Hostname,
+		Resources: r.Resources, Hostname: r.Hostname, Volumes: m.mounts(r.Volumes),
 	}
 }
 

@@ -140,7 +140,7 @@ func (m *Manager) newSnapshot(rec store.Record, kind sandbox.SnapshotKind) store
 		Snapshot: sandbox.Snapshot{
 			ID: sandbox.NewSnapshotID(), Tenant: rec.Tenant, Kind: kind, Source: rec.ID, Parent: rec.Snapshot,
 			Runtime: rec.Runtime, Template: rec.Template, TemplateID: rec.TemplateID, Resources: rec.Resources,
-			Network: rec.Network, User: rec.User, Workdir: rec.Workdir, CreatedAt: m.now(),
+			Network: rec.Network, User: rec.User, Workdir: rec.Workdir, Volumes: rec.Volumes, CreatedAt: m.now(),
 		},
 		Layers: slices.Clone(rec.Layers),
 	}

@@ -85,7 +85,7 @@ func (p *plan) moveInto(s *spare) {
 // kindOf gives the kind of spare that rec can go on in, nil where there can be
 // none. The caller has s.mu.
 func (s *spares) kindOf(rec store.Record) *spareKind {
-	if _, ok := s.m.runtimes[rec.Runtime].(sandbox.Preparer); !ok || s.max <= 0 || s.closed || rec.Internal {
+	if _, ok := s.m.runtimes[rec.Runtime].(sandbox.Preparer); !ok || s.max <= 0 || s.closed || rec.Internal || len(rec.Volumes) > 0 {
 		return nil
 	}
 	for _, layer := range rec.Layers {

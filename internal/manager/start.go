@@ -65,6 +65,9 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err := m.startBuilds(ctx); err != nil {
 		return err
 	}
+	if err := m.startVolumes(ctx); err != nil {
+		return err
+	}
 	recs, err := m.store.Unfinished(ctx)
 	if err != nil {
 		return err

@@ -32,6 +32,8 @@ type CreateRequest struct {
 	IdleTimeout time.Duration
 	// HibernateKind is what it keeps of itself at either; "" is all.
 	HibernateKind sandbox.SnapshotKind
+	// Volumes are mounted into it; each is named in Name, or in ID.
+	Volumes []sandbox.VolumeMount
 	// ManualWake keeps traffic by the proxy from waking it.
 	ManualWake bool
 	// EphemeralEnv names variables of Env that no fork of it and no sandbox of

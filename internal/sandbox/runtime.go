@@ -72,6 +72,15 @@ type Spec struct {
 	Link      Link
 	Resources Resources
 	Hostname  string
+	Volumes   []Volume // directories of the host that are mounted beside the root
+}
+
+// Volume is a directory of the host that several sandboxes may have at once.
+// The ids on it are those inside, and set-id bits and devices have no effect.
+type Volume struct {
+	Source   string // absolute
+	Path     string // absolute and clean, within the sandbox
+	ReadOnly bool
 }
 
 // Link is a sandbox's place on the network, taken from a slot.

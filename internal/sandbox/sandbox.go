@@ -47,6 +47,7 @@ type Sandbox struct {
 	// ManualWake keeps traffic by the proxy from waking it: who is to use it
 	// wakes it by the API.
 	ManualWake bool
+	Volumes    []VolumeMount
 	Link       Link
 	// Instance is the id under which the host has what runs of it: the
 	// runtime's, the directory's and the network slot's. "" is its own; it has
@@ -60,6 +61,14 @@ type Sandbox struct {
 	SuspendedAt  time.Time // when it was suspended; zero in every other state
 	HibernatedAt time.Time // when it was hibernated; zero in every other state
 	EndedAt      time.Time // zero while it lives
+}
+
+// VolumeMount is a volume that a sandbox has at a path.
+type VolumeMount struct {
+	ID       string `json:"id"`   // the volume's
+	Name     string `json:"name"` // by which it was asked for
+	Path     string `json:"path"` // absolute, clean
+	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
 // HostID is the id under which the host has what runs of the sandbox.

@@ -36,6 +36,9 @@ type Snapshot struct {
 	User           string
 	Workdir        string
 	Metadata       map[string]string // the client's labels
+	// Volumes are what the source had mounted: a sandbox of a full snapshot
+	// needs them, one of a disk is given none.
+	Volumes []VolumeMount
 	// Hidden is of a capture that was made for a fork or a hibernation and not
 	// for a user: it is not listed, and goes with its last user.
 	Hidden    bool

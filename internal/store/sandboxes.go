@@ -36,19 +36,20 @@ type data struct {
 	Layers    []string              `json:"layers,omitempty"`
 	BootID    string                `json:"boot_id,omitempty"`
 
-	Snapshot      string               `json:"snapshot,omitempty"`
-	Parent        sandbox.ID           `json:"parent,omitempty"`
-	OnTimeout     sandbox.OnTimeout    `json:"on_timeout,omitempty"`
-	IdleTimeout   time.Duration        `json:"idle_timeout,omitempty"`
-	HibernateKind sandbox.SnapshotKind `json:"hibernate_kind,omitempty"`
-	ManualWake    bool                 `json:"manual_wake,omitempty"`
-	SuspendedAt   int64                `json:"suspended_at,omitempty"`
-	HibernatedAt  int64                `json:"hibernated_at,omitempty"`
-	Capture       string               `json:"capture,omitempty"`
-	Lifetime      time.Duration        `json:"lifetime,omitempty"`
-	EphemeralEnv  []string             `json:"ephemeral_env,omitempty"`
-	Instance      sandbox.ID           `json:"instance,omitempty"`
-	Pool          string               `json:"pool,omitempty"`
+	Snapshot      string                `json:"snapshot,omitempty"`
+	Parent        sandbox.ID            `json:"parent,omitempty"`
+	OnTimeout     sandbox.OnTimeout     `json:"on_timeout,omitempty"`
+	IdleTimeout   time.Duration         `json:"idle_timeout,omitempty"`
+	HibernateKind sandbox.SnapshotKind  `json:"hibernate_kind,omitempty"`
+	Volumes       []sandbox.VolumeMount `json:"volumes,omitempty"`
+	ManualWake    bool                  `json:"manual_wake,omitempty"`
+	SuspendedAt   int64                 `json:"suspended_at,omitempty"`
+	HibernatedAt  int64                 `json:"hibernated_at,omitempty"`
+	Capture       string                `json:"capture,omitempty"`
+	Lifetime      time.Duration         `json:"lifetime,omitempty"`
+	EphemeralEnv  []string              `json:"ephemeral_env,omitempty"`
+	Instance      sandbox.ID            `json:"instance,omitempty"`
+	Pool          string                `json:"pool,omitempty"`
 }
 
 const columns = `id, version, tenant, state, op, internal, reason, detail, runtime, template, template_id,
@@ -66,7 +67,7 @@ func values(r Record) ([]any, error) {
 		Resources: r.Resources, Network: r.Network, Env: r.Env, User: r.User, Workdir: r.Workdir,
 		Hostname: r.Hostname, Token: r.Token, Traffic: r.TrafficToken, Public: r.PublicTraffic, Host: r.HostHeader, Link: r.Link, Start: r.Start,
 		EndReason: r.EndReason, EndDetail: r.EndDetail, Layers: r.Layers, BootID: r.BootID,
-		Snapshot: r.Snapshot, Parent: r.Parent, OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout, HibernateKind: r.HibernateKind, ManualWake: r.ManualWake,
+		Snapshot: r.Snapshot, Parent: r.Parent, OnTimeout: r.OnTimeout, IdleTimeout: r.IdleTimeout, HibernateKind: r.HibernateKind, ManualWake: r.ManualWake, Volumes: r.Volumes,
 		SuspendedAt: nanos(r.SuspendedAt), HibernatedAt: nanos(r.HibernatedAt),
 		Capture: r.Capture, Lifetime: r.Lifetime, EphemeralEnv: r.EphemeralEnv, Instance: r.Instance, Pool: r.Pool,
 	})
@@ -107,7 +108,7 @@ func scan(row scanner) (Record, error) {
 	r.Hostname, r.Token, r.Link, r.Start = d.Hostname, d.Token, d.Link, d.Start
 	r.TrafficToken, r.PublicTraffic, r.HostHeader = d.Traffic, d.Public, d.Host
 	r.EndReason, r.EndDetail, r.Layers, r.BootID = d.EndReason, d.EndDetail, d.Layers, d.BootID
-	r.Snapshot, r.Parent, r.OnTimeout, r.IdleTimeout, r.HibernateKind, r.ManualWake = d.Snapshot, d.Parent, d.OnTimeout, d.IdleTimeout, d.HibernateKind, d.ManualWake
+	r.Snapshot, r.Parent, r.OnTimeout, r.IdleTimeout, r.HibernateKind, r.ManualWake, r.Volumes = d.Snapshot, d.Parent, d.OnTimeout, d.IdleTimeout, d.HibernateKind, d.ManualWake, d.Volumes
 	r.SuspendedAt, r.HibernatedAt = moment(d.SuspendedAt), moment(d.HibernatedAt)
 	r.Capture, r.Lifetime, r.EphemeralEnv, r.Instance, r.Pool = d.Capture, d.Lifetime, d.EphemeralEnv, d.Instance, d.Pool
 	r.CreatedAt, r.StartedAt, r.ExpiresAt, r.EndedAt = moment(created), moment(started), moment(expires), moment(ends)

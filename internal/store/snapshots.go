@@ -24,6 +24,7 @@ type snapshotData struct {
 	Network        sandbox.NetworkPolicy `json:"network"`
 	User           string                `json:"user,omitempty"`
 	Workdir        string                `json:"workdir,omitempty"`
+	Volumes        []sandbox.VolumeMount `json:"volumes,omitempty"`
 	Metadata       map[string]string     `json:"metadata,omitempty"`
 	SizeBytes      int64                 `json:"size_bytes"`
 	Layers         []string              `json:"layers"`
@@ -50,7 +51,7 @@ func scanSnapshot(row scanner) (Snapshot, error) {
 	}
 	s.Kind, s.Parent, s.Runtime, s.RuntimeVersion = d.Kind, d.Parent, d.Runtime, d.RuntimeVersion
 	s.Template, s.TemplateID, s.Resources, s.Network = d.Template, d.TemplateID, d.Resources, d.Network
-	s.User, s.Workdir, s.Metadata, s.SizeBytes = d.User, d.Workdir, d.Metadata, d.SizeBytes
+	s.User, s.Workdir, s.Volumes, s.Metadata, s.SizeBytes = d.User, d.Workdir, d.Volumes, d.Metadata, d.SizeBytes
 	s.Layers, s.Token, s.Env, s.EphemeralEnv, s.Transient = d.Layers, d.Token, d.Env, d.EphemeralEnv, d.Transient
 	s.CreatedAt = moment(created)
 	return s, nil
@@ -61,7 +62,7 @@ func (s *SQLite) InsertSnapshot(ctx context.Context, n Snapshot) error {
 	rest, err := json.Marshal(snapshotData{
 		Kind: n.Kind, Parent: n.Parent, Runtime: n.Runtime, RuntimeVersion: n.RuntimeVersion,
 		Template: n.Template, TemplateID: n.TemplateID, Resources: n.Resources, Network: n.Network,
-		User: n.User, Workdir: n.Workdir, Metadata: n.Metadata, SizeBytes: n.SizeBytes,
+		User: n.User, Workdir: n.Workdir, Volumes: n.Volumes, Metadata: n.Metadata, SizeBytes: n.SizeBytes,
 		Layers: n.Layers, Token: n.Token, Env: n.Env, EphemeralEnv: n.EphemeralEnv, Transient: n.Transient,
 	})
 	if err != nil {

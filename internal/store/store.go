@@ -154,6 +154,7 @@ type Store interface {
 	Sandboxes
 	Snapshots
 	Pools
+	Volumes
 	Builds
 	Events
 	Keys

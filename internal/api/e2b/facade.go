@@ -26,6 +26,7 @@ import (
 type Backend interface {
 	SandboxesBackend
 	TemplatesBackend
+	VolumesBackend
 }
 
 // SandboxesBackend is what the routes of sandboxes and snapshots need.
@@ -60,8 +61,9 @@ type Config struct {
 	Tenant func(*http.Request) string
 	// Fail answers with an error, by WriteError.
 	Fail func(http.ResponseWriter, *http.Request, error)
-	// TimeBody bounds how slowly a request's body may come.
-	TimeBody func(http.ResponseWriter, *http.Request)
+	// TimeBody bounds how slowly a request's body may come: all of it soon, or
+	// as a stream some of it now and then.
+	TimeBody func(w http.ResponseWriter, r *http.Request, stream bool)
 	// Created is told of every create, for the metrics.
 	Created func(runtime string, sb sandbox.Sandbox, err error, took time.Duration)
 	// Ended is told of a sandbox that was killed.
@@ -83,9 +85,7 @@ func Register(mux *http.ServeMux, c Config) {
 	for _, p := range []string{"/secrets", "/secrets/{id}"} {
 		f.refuse(p, "secrets that are kept apart from sandboxes are not supported: give them as envVars when the sandbox is made")
 	}
-	for _, p := range []string{"/volumes", "/volumes/{id}", "/volumecontent/{rest...}"} {
-		f.refuse(p, "there are no volumes yet: copy files in, or start sandboxes from a snapshot that has them")
-	}
+	f.registerVolumes()
 	for _, p := range []string{"/teams", "/teams/{rest...}", "/api-keys", "/api-keys/{id}", "/access-tokens", "/access-tokens/{id}", "/nodes", "/nodes/{rest...}", "/admin/{rest...}"} {
 		f.refuse(p, "accounts and nodes are not managed by this API: see `warren key` and `warren host`")
 	}
@@ -110,7 +110,7 @@ type handler func(w http.ResponseWriter, r *http.Request, tenant string) error
 
 func (f *facade) add(pattern string, h handler) {
 	f.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		f.TimeBody(w, r)
+		f.TimeBody(w, r, false)
 		if err := h(w, r, f.Tenant(r)); err != nil {
 			f.Fail(w, r, err)
 		}

@@ -88,6 +88,8 @@ type listed struct {
 	State       string            `json:"state"`
 	EnvdVersion string            `json:"envdVersion"`
 
+	VolumeMounts []volumeMount `json:"volumeMounts,omitempty"`
+
 	*detail
 }
 
@@ -102,6 +104,11 @@ type detail struct {
 type lifecycle struct {
 	AutoResume bool   `json:"autoResume"`
 	OnTimeout  string `json:"onTimeout"`
+}
+
+type volumeMount struct {
+	Name string `json:"name"`
+	Path string `json:"path"`
 }
 
 // E2B's two states.
@@ -119,6 +126,9 @@ func (f *facade) toListed(ctx context.Context, sb sandbox.Sandbox, known map[str
 		StartedAt: sb.StartedAt.UTC(), EndAt: sb.ExpiresAt.UTC(), CPUCount: max(1, int(sb.Resources.CPUs)),
 		MemoryMB: sb.Resources.MemoryMiB, DiskSizeMB: sb.Resources.DiskMiB, Metadata: sb.Metadata,
 		State: stateRunning, EnvdVersion: agent.EnvdVersion,
+	}
+	for _, v := range sb.Volumes {
+		l.VolumeMounts = append(l.VolumeMounts, volumeMount{v.Name, v.Path})
 	}
 	if l.Metadata == nil {
 		l.Metadata = map[string]string{}
@@ -177,8 +187,8 @@ type createRequest struct {
 
 	// Not read: "mcp" is for the SDK, which starts the gateway by a command.
 
-	IAM          any `json:"iam"`
-	VolumeMounts any `json:"volumeMounts"`
+	IAM          any           `json:"iam"`
+	VolumeMounts []volumeMount `json:"volumeMounts"`
 }
 
 type autoResume struct {
@@ -235,7 +245,6 @@ func (f *facade) createRequest(ctx context.Context, tenant string, in createRequ
 		why   string
 	}{
 		{"iam", given(in.IAM), "there is no issuer of tokens; give credentials in envVars"},
-		{"volumeMounts", given(in.VolumeMounts), "there are no volumes yet; copy files in, or start from a snapshot"},
 	} {
 		if o.given {
 			return out, sandbox.Errorf(sandbox.CodeUnsupported, "%s is not supported: %s", o.name, o.why)
@@ -261,6 +270,12 @@ func (f *facade) createRequest(ctx context.Context, tenant string, in createRequ
 	out.PublicTraffic = in.Network.AllowPublicTraffic == nil || *in.Network.AllowPublicTraffic
 	out.HostHeader = in.Network.MaskRequestHost
 	out.Env, out.Metadata = in.EnvVars, in.Metadata
+	for _, v := range in.VolumeMounts {
+		if v.Name == "" {
+			return out, sandbox.Errorf(sandbox.CodeInvalid, "volumeMounts names no volume at %s", clip(v.Path))
+		}
+		out.Volumes = append(out.Volumes, sandbox.VolumeMount{Name: v.Name, Path: v.Path})
+	}
 	if out.Snapshot, err = f.snapshot(ctx, tenant, in.TemplateID); err != nil || out.Snapshot != "" {
 		return out, err
 	}

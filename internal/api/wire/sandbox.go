@@ -34,6 +34,7 @@ type Sandbox struct {
 	Snapshot      string               `json:"snapshot,omitempty" doc:"id of the snapshot that it started from; a fork's is that of its capture, which goes once all copies have it in memory"`
 	Parent        string               `json:"parent,omitempty" doc:"id of the sandbox that it was forked from"`
 	OnTimeout     sandbox.OnTimeout    `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens at expires_at"`
+	Volumes       []VolumeMount        `json:"volumes,omitempty"`
 	HibernateKind sandbox.SnapshotKind `json:"hibernate_kind,omitempty" enum:"full,disk" doc:"What it keeps when it hibernates; absent: its memory and disk"`
 	ManualWake    bool                 `json:"manual_wake,omitempty" doc:"Traffic by the proxy does not wake it"`
 	IdleTimeout   float64              `json:"idle_timeout,omitempty" doc:"Seconds without a request, a running command or an open stream after which it hibernates; absent: it does not"`
@@ -51,6 +52,13 @@ type Resources struct {
 	MemoryMiB int     `json:"memory_mib" doc:"RAM, the page cache of its files included"`
 	PIDs      int     `json:"pids" doc:"Processes and threads"`
 	DiskMiB   int     `json:"disk_mib,omitempty" doc:"MiB that it may write to its root filesystem; absent: no limit of its own"`
+}
+
+// VolumeMount is a volume at a path of a sandbox.
+type VolumeMount struct {
+	Volume   string `json:"volume" maxLength:"128" doc:"The volume's name or id"`
+	Path     string `json:"path" maxLength:"4096" doc:"Where it is mounted: absolute, outside of /proc, /sys and /dev"`
+	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
 // ResourceRequest asks for limits; what is left out takes the template's
@@ -92,6 +100,7 @@ type CreateSandbox struct {
 	Snapshot      string               `json:"snapshot,omitempty" maxLength:"256" doc:"Name or id of a snapshot to start from. Of kind full, template, runtime, cpus and pids are the snapshot's and cannot be given anew"`
 	EphemeralEnv  []string             `json:"ephemeral_env,omitempty" maxItems:"10000" doc:"Names in env that no fork of it and no sandbox of a snapshot of it is given"`
 	OnTimeout     sandbox.OnTimeout    `json:"on_timeout,omitempty" enum:"kill,hibernate" doc:"What happens when timeout runs out; default: kill"`
+	Volumes       []VolumeMount        `json:"volumes,omitempty" maxItems:"16" doc:"Volumes to mount. Every sandbox that has a volume sees what the others write to it"`
 	HibernateKind sandbox.SnapshotKind `json:"hibernate_kind,omitempty" enum:"full,disk" doc:"What it keeps when it hibernates: its memory and disk, or its disk alone, of which it boots when it wakes; default: full"`
 	ManualWake    bool                 `json:"manual_wake,omitempty" doc:"Traffic by the proxy (by header or host name) does not wake it when it is hibernated: its owner does, by the API"`
 	IdleTimeout   float64              `json:"idle_timeout,omitempty" minimum:"0" maximum:"31536000" doc:"Hibernate it after so many seconds without a request, a running command or an open stream, 1 at the least; 0 or absent: never"`

@@ -30,6 +30,9 @@ func (d *Driver) bundle(ctx context.Context, s sandbox.Spec, ids idmap.Range, cp
 	if err := d.addSys(ctx, spec, g, stage); err != nil {
 		return err
 	}
+	if err := oci.AddVolumes(spec, s, stage); err != nil {
+		return err
+	}
 	if err := oci.AddSeccomp(spec); err != nil {
 		return err
 	}

@@ -221,7 +221,15 @@ func (d *Driver) Adopt(ctx context.Context, spec sandbox.Spec) (sandbox.Instance
 	if err != nil {
 		return nil, err
 	}
-	return &Instance{Instance: i}, nil
+	inst := &Instance{Instance: i}
+	if _, err := os.Stat(capturing(spec)); err == nil { // the last daemon ended in the middle of a capture
+		if err := inst.Unsuspend(ctx); err != nil {
+			i.Release()
+			return nil, sandbox.Errorf(sandbox.CodeInternal, "adopt sandbox %s: %w", spec.ID, err)
+		}
+		os.Remove(capturing(spec))
+	}
+	return inst, nil
 }
 
 // Clean implements sandbox.Runtime.

@@ -2,8 +2,10 @@ package container
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 
+	"github.com/warrenhq/warren/internal/fault"
 	"github.com/warrenhq/warren/internal/fstree"
 	"github.com/warrenhq/warren/internal/runtime/oci"
 	"github.com/warrenhq/warren/internal/sandbox"
@@ -38,10 +40,19 @@ func (i *Instance) CaptureDisk(ctx context.Context, dir string) error {
 		return sandbox.Errorf(sandbox.CodeUnavailable, "capture sandbox %s: %w", id, err)
 	}
 	if !suspended {
+		// A daemon that finds it knows that it has to go on: see Adopt.
+		if err := os.WriteFile(capturing(i.Spec()), nil, 0o600); err != nil {
+			return sandbox.Errorf(sandbox.CodeUnavailable, "capture sandbox %s: %w", id, err)
+		}
+		defer func() {
+			if i.Unsuspend(context.WithoutCancel(ctx)) == nil {
+				os.Remove(capturing(i.Spec()))
+			}
+		}()
 		if err := i.Suspend(ctx); err != nil {
 			return err
 		}
-		defer i.Unsuspend(ctx)
+		pointDiskFrozen.Hit()
 	}
 	upper := filepath.Join(rwDir(i.Spec().Dir), "upper")
 	err = fstree.Copy(ctx, upper, dir, fstree.Options{Skip: func(path string) bool { return path == ".warren" }})
@@ -50,6 +61,12 @@ func (i *Instance) CaptureDisk(ctx context.Context, dir string) error {
 	}
 	return nil
 }
+
+// capturing is the file that is there while a sandbox is suspended for a
+// capture of its disk and nothing else.
+func capturing(spec sandbox.Spec) string { return filepath.Join(spec.Dir, "capturing") }
+
+var pointDiskFrozen = fault.Register("container.disk.frozen")
 
 // WatchOOM implements sandbox.OOMWatcher.
 func (i *Instance) WatchOOM(ctx context.Context, f func(total int64)) error {

@@ -304,6 +304,12 @@ func (d *Driver) bundle(s sandbox.Spec, cpus []int, stage *oci.Stage, agent stri
 	// On an empty /tmp runsc mounts a tmpfs, whose files would count as memory
 	// and end the sandbox when they are many.
 	stage.Point("/tmp/.warren")
+	if err := oci.AddVolumes(spec, s, stage); err != nil {
+		return err
+	}
+	for _, v := range s.Volumes {
+		stage.PointDir(v.Path)
+	}
 	// A set-id program (sudo) changes ids in the Sentry alone: no right over
 	// the host hangs on them.
 	spec.Process.NoNewPrivileges = false

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/warrenhq/warren/internal/idmap"
@@ -19,13 +20,15 @@ import (
 // a small tmpfs over a directory of the host that every id may enter, since in
 // a user namespace the runtime is not root to the host's directories.
 type Stage struct {
-	dir    string
-	layers []*os.File // detached mounts, topmost first
-	rw     *os.File   // of the directory with upper and work; nil is read-only
-	root   int        // the host's id of the sandbox's root
-	files  map[string]*os.File
-	dirs   []string
-	points []string // mount points to have in the root
+	dir       string
+	layers    []*os.File // detached mounts, topmost first
+	rw        *os.File   // of the directory with upper and work; nil is read-only
+	root      int        // the host's id of the sandbox's root
+	files     map[string]*os.File
+	dirs      []string
+	points    []string // files to have in the root, to mount at
+	pointDirs []string // and directories
+	ids       *idmap.Range
 }
 
 // stageDirs are candidates for Stage.dir: standard directories that nobody
@@ -100,7 +103,7 @@ func checkRoot(layers []string) error {
 }
 
 func newStage(dir string, layers []string, rw string, ids *idmap.Range) (*Stage, error) {
-	s := &Stage{dir: dir, files: map[string]*os.File{}}
+	s := &Stage{dir: dir, files: map[string]*os.File{}, ids: ids}
 	var userns *os.File
 	if ids != nil {
 		var err error
@@ -111,7 +114,7 @@ func newStage(dir string, layers []string, rw string, ids *idmap.Range) (*Stage,
 		s.root = int(ids.Base)
 	}
 	for _, l := range layers {
-		t, err := idmap.OpenTree(l, userns, true)
+		t, err := idmap.OpenTree(l, userns, unix.MOUNT_ATTR_RDONLY)
 		if err != nil {
 			s.Close()
 			return nil, fmt.Errorf("layer: %w", err)
@@ -125,7 +128,7 @@ func newStage(dir string, layers []string, rw string, ids *idmap.Range) (*Stage,
 				return nil, err
 			}
 		}
-		t, err := idmap.OpenTree(rw, userns, false)
+		t, err := idmap.OpenTree(rw, userns, 0)
 		if err != nil {
 			s.Close()
 			return nil, fmt.Errorf("writable layer: %w", err)
@@ -138,7 +141,31 @@ func newStage(dir string, layers []string, rw string, ids *idmap.Range) (*Stage,
 // Bind adds a file or directory of the host, read-only, under a name in the
 // stage, and returns its path there. Mounts below it are not part of it.
 func (s *Stage) Bind(source, name string) (string, error) {
-	t, err := idmap.OpenTree(source, nil, true)
+	t, err := idmap.OpenTree(source, nil, unix.MOUNT_ATTR_RDONLY)
+	if err != nil {
+		return "", err
+	}
+	s.files[name] = t
+	return filepath.Join(s.dir, name), nil
+}
+
+// BindVolume adds a directory of the host under a name in the stage, with the
+// ids of the sandbox on it, and returns its path there.
+func (s *Stage) BindVolume(source, name string, readOnly bool) (string, error) {
+	var userns *os.File
+	if s.ids != nil {
+		var err error
+		if userns, err = s.ids.UserNS(); err != nil {
+			return "", err
+		}
+		defer userns.Close()
+	}
+	// On the mount itself: what a user namespace then makes of it keeps them.
+	attrs := uint64(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
+	if readOnly {
+		attrs |= unix.MOUNT_ATTR_RDONLY
+	}
+	t, err := idmap.OpenTree(source, userns, attrs)
 	if err != nil {
 		return "", err
 	}
@@ -155,6 +182,10 @@ func (s *Stage) Dir(name string) string {
 // Point sees to it that the root has the file name, empty: a runtime that gets the root read-only cannot make the
 // points to mount at.
 func (s *Stage) Point(name string) { s.points = append(s.points, name) }
+
+// PointDir is Point for a directory. Those above it that a layer has keep its
+// owner and mode.
+func (s *Stage) PointDir(name string) { s.pointDirs = append(s.pointDirs, name) }
 
 // Root is where the root filesystem will be.
 func (s *Stage) Root() string { return filepath.Join(s.dir, "root") }
@@ -207,7 +238,7 @@ func place(t *os.File, name string) error {
 }
 
 func (s *Stage) mountRoot() error {
-	if s.rw == nil && len(s.layers) == 1 && len(s.points) == 0 {
+	if s.rw == nil && len(s.layers) == 1 && len(s.points)+len(s.pointDirs) == 0 {
 		return idmap.Move(s.layers[0], "root")
 	}
 	// Short relative names: the options of a mount must fit one page, whatever
@@ -222,9 +253,12 @@ func (s *Stage) mountRoot() error {
 			return err
 		}
 	}
-	if len(s.points) > 0 {
+	if len(s.points)+len(s.pointDirs) > 0 {
 		lower = append([]string{"points"}, lower...)
-		if err := s.makePoints(); err != nil {
+		if err := os.Mkdir("points", 0o755); err != nil {
+			return err
+		}
+		if err := errors.Join(s.makePointDirs(lower[1:]), s.makePoints()); err != nil {
 			return err
 		}
 	}
@@ -270,6 +304,60 @@ func (s *Stage) makePoints() error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// makePointDirs makes the directories to mount at, and those above them. A
+// directory that is in several layers has the topmost's owner and mode, which
+// is this one's: it takes them of the layer below. layers are in the working
+// directory.
+func (s *Stage) makePointDirs(layers []string) error {
+	for _, name := range s.pointDirs {
+		at := ""
+		for _, part := range strings.Split(strings.Trim(name, "/"), "/") {
+			at = filepath.Join(at, part)
+			if err := os.Mkdir(filepath.Join("points", at), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+				return err
+			}
+			for _, l := range layers {
+				var st unix.Stat_t
+				err := unix.Lstat(filepath.Join(l, at), &st)
+				if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+					break // a whiteout: there is nothing
+				}
+				if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+					return sandbox.Errorf(sandbox.CodeInvalid, "no volume can be at %s: the template's /%s is no directory", name, at)
+				}
+				p := filepath.Join("points", at)
+				if err := errors.Join(os.Chown(p, int(st.Uid), int(st.Gid)), unix.Chmod(p, st.Mode&0o7777)); err != nil {
+					return err
+				}
+				break // the topmost counts
+			}
+		}
+	}
+	return nil
+}
+
+// AddVolumes mounts a sandbox's volumes.
+func AddVolumes(spec *specs.Spec, s sandbox.Spec, stage *Stage) error {
+	for n, v := range s.Volumes {
+		source, err := stage.BindVolume(v.Source, fmt.Sprintf("volumes/%d", n), v.ReadOnly)
+		if err != nil {
+			return fmt.Errorf("the volume at %s: %w", v.Path, err)
+		}
+		mode := "rw"
+		if v.ReadOnly {
+			mode = "ro"
+		}
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: v.Path, Type: "bind", Source: source, Options: []string{"bind", mode, "nosuid", "nodev"}})
 	}
 	return nil
 }

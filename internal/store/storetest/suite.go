@@ -38,6 +38,7 @@ func Suite(t *testing.T, open func(t *testing.T, dir string) store.Store) {
 	t.Run("Keys", func(t *testing.T) { testKeys(t, fresh(t)) })
 	t.Run("Snapshots", func(t *testing.T) { testSnapshots(t, open) })
 	t.Run("Pools", func(t *testing.T) { testPools(t, open) })
+	t.Run("Volumes", func(t *testing.T) { testVolumes(t, fresh(t)) })
 	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, fresh(t)) })
 	t.Run("CanceledContext", func(t *testing.T) { testCanceled(t, fresh(t)) })
 }
