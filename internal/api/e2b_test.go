@@ -252,8 +252,12 @@ func TestE2BSandboxRoutes(t *testing.T) {
 		{"DELETE", "/templates/snp00000000000000000", ``, 404},
 		{"GET", "/secrets", ``, 501},
 		{"GET", "/teams", ``, 501},
-		{"POST", "/volumes", `{"name":"x"}`, 501},
-		{"GET", "/volumecontent/x/dir?path=/", ``, 501},
+		{"POST", "/volumes", `{"name":"no name"}`, 400},
+		{"GET", "/volumes/none", ``, 404},
+		{"DELETE", "/volumes/none", ``, 404},
+		{"GET", "/volumecontent/none/dir?path=/", ``, 401}, // an API key opens none
+		{"POST", "/v2/sandboxes", `{"templateID":"base","volumeMounts":[{"name":"none","path":"/x"}]}`, 404},
+		{"POST", "/v2/sandboxes", `{"templateID":"base","volumeMounts":[{"path":"/x"}]}`, 400},
 		{"GET", "/nothing", ``, 404},
 	} {
 		call(tc.method, tc.path, tc.body, tc.want)
