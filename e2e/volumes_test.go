@@ -77,6 +77,10 @@ func TestVolumes(t *testing.T) {
 				t.Errorf("%s sees %q", id, out)
 			}
 		}
+		// On the host nobody but root comes near what a sandbox made set-id.
+		if st, err := os.Stat(filepath.Join(l.state, "volumes")); err != nil || st.Mode().Perm() != 0o700 {
+			t.Errorf("the volumes' directory: %v, %v", st, err)
+		}
 		if err := l.cl.RemoveVolume(t.Context(), "shared"); sandbox.CodeOf(err) != sandbox.CodeConflict {
 			t.Errorf("removed while it is mounted: %v", err)
 		}

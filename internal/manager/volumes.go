@@ -32,7 +32,9 @@ func (m *Manager) volumeDir(id string) string { return filepath.Join(m.volumes()
 
 // startVolumes removes the directories of volumes that are not on record.
 func (m *Manager) startVolumes(ctx context.Context) error {
-	if err := os.MkdirAll(m.volumes(), 0o711); err != nil {
+	// Sandboxes make set-id files in them: nobody but root may come near,
+	// whatever made the directory.
+	if err := errors.Join(os.MkdirAll(m.volumes(), 0o700), os.Chmod(m.volumes(), 0o700)); err != nil {
 		return diskError("make the volumes' directory", err)
 	}
 	all, err := m.store.ListVolumes(ctx, "")
