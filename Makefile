@@ -6,7 +6,7 @@ SHELL := /bin/bash
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X github.com/warrenhq/warren/internal/version.Version=$(VERSION)
-GOSRC    = $(shell find cmd internal proto bench -name '*.go' 2>/dev/null)
+GOSRC    = $(shell find cmd internal proto bench -type f -not -name '*_test.go' -not -path '*/testdata/*' 2>/dev/null) # embedded files, too
 
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0

@@ -53,6 +53,9 @@ await sbx.removeCodeContext(c)
 out.removed = (await sbx.listCodeContexts()).some(o => o.id === c.id)
 out.late = await sbx.runCode('import time\nkept = 7\ntime.sleep(60)', { timeoutMs: 1000 }).then(() => 'nothing', e => e.constructor.name)
 out.after = await text('kept')
+// Code that sends many messages is interrupted as well, and keeps its state.
+out.flood = await sbx.runCode('many = 8\nwhile True: display(1)', { timeoutMs: 1500 }).then(() => 'nothing', e => e.constructor.name)
+out.afterFlood = await text('many')
 out.died = await sbx.runCode('import os; os._exit(3)').then(e => e.error?.name ?? 'nothing', e => e.constructor.name)
 out.anew = await text('1 + 1')
 await sbx.kill()
@@ -131,7 +134,7 @@ func TestCodeInterpreter(t *testing.T) {
 			"error": `["ZeroDivisionError","division by zero",true]`, "env": `["once","gone"]`, "chart": `["bar","T",[["a",1],["b",2]],true]`,
 			"rich": `["\u003cb\u003eh\u003c/b\u003e","*m*",true,"$l$",{"j":1}]`, "frame": `{"a":[1,2]}`,
 			"context": `["/tmp","NameError",true]`, "restarted": `"NameError"`, "removed": `false`,
-			"late": `"TimeoutError"`, "after": `"7"`, "anew": `"2"`,
+			"late": `"TimeoutError"`, "after": `"7"`, "flood": `"TimeoutError"`, "afterFlood": `"8"`, "anew": `"2"`,
 		})
 	})
 	t.Run("python", func(t *testing.T) {

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import os
+import time
 import uuid
 
 from aiohttp import web
@@ -102,46 +103,68 @@ class Context:
         await asyncio.shield(self.starting)
 
     async def start(self):
+        if self.km and self.km.has_kernel:  # of a restart that failed
+            await self.km.shutdown_kernel(now=True)
         self.km = AsyncKernelManager(kernel_name=KERNELS.get(self.language, self.language))
         await self.km.start_kernel(cwd=self.cwd)
         await self.connect()
 
     async def connect(self):
-        if self.kc:
-            self.kc.stop_channels()
-        self.kc = self.km.client()
-        self.kc.start_channels()
-        await self.kc.wait_for_ready(timeout=60)
+        kc = self.km.client()
+        kc.start_channels()
+        await kc.wait_for_ready(timeout=60)
+        self.kc = kc
 
     async def restart(self):
         await self.ready()
+        self.starting = asyncio.ensure_future(self.renew())
+        await asyncio.shield(self.starting)
+
+    def disconnect(self):
+        """Ends what runs: messages() tells that its client is another's."""
+        kc, self.kc = self.kc, None
+        if kc:
+            kc.stop_channels()
+
+    async def renew(self):
+        self.disconnect()
         await self.km.restart_kernel(now=True)
         await self.connect()
 
     async def stop(self):
-        if self.kc:
-            self.kc.stop_channels()
+        self.disconnect()
         if self.km and self.km.has_kernel:
             await self.km.shutdown_kernel(now=True)
 
     async def messages(self, code, gone=lambda: False, silent=False):
         """Runs code; its messages, or None where the kernel died. When gone
         tells that nobody listens any more, the code is interrupted."""
-        mid = self.kc.execute(code, silent=silent, store_history=not silent, allow_stdin=False, stop_on_error=False)
-        interrupted = 0
+        kc = self.kc
+        mid = kc.execute(code, silent=silent, store_history=not silent, allow_stdin=False, stop_on_error=False)
+        left = last = None
         while True:
             try:
-                msg = await self.kc.get_iopub_msg(timeout=POLL)
-            except Exception as e:  # queue.Empty
-                if type(e).__name__ != "Empty":
+                msg = await kc.get_iopub_msg(timeout=POLL)
+            except asyncio.CancelledError:  # what closed channels answer, too
+                if self.kc is kc:
                     raise
                 msg = None
+            except Exception as e:  # queue.Empty
+                if self.kc is kc and type(e).__name__ != "Empty":
+                    raise
+                msg = None
+            if self.kc is not kc:  # restarted or removed meanwhile
+                yield None
+                return
             if gone():
+                # By the clock, not by messages: code that prints sends many.
+                now = time.monotonic()
+                left = left or now
                 # Every two seconds: the first may have met code that catches it.
-                if interrupted % 8 == 0:
+                if last is None or now - last >= 2:
                     await self.km.interrupt_kernel()
-                interrupted += 1
-                if interrupted > 40:  # it will not stop: the context is of no use like this
+                    last = now
+                if now - left > 10:  # it will not stop: the context is of no use like this
                     await self.restart()
                     return
             if msg is None:
@@ -202,6 +225,8 @@ class Service:
 
     async def create(self, request):
         body = await body_of(request)
+        if not isinstance(body.get("language"), (str, type(None))):
+            return refuse(400, "language is a string")
         language, cwd = normalise(body.get("language")), body.get("cwd") or self.cwd
         if not isinstance(cwd, str) or not os.path.isdir(cwd) or not os.access(cwd, os.X_OK):
             return refuse(400, "the directory %s is not there, or the user that the kernels run as may not enter it" % (cwd,))
@@ -242,6 +267,8 @@ class Service:
         if not isinstance(env, dict) or not all(isinstance(v, str) and k.isidentifier() for k, v in env.items()):
             return refuse(400, "env_vars is no object of names and strings")
         cid = body.get("context_id")
+        if not all(isinstance(v, str) or v is None for v in (cid, body.get("language"))):
+            return refuse(400, "context_id and language are strings")
         if cid and body.get("language"):
             return refuse(400, "give a context or a language, not both")
         if cid:
@@ -278,6 +305,11 @@ class Service:
         async with c.lock:
             if gone():
                 return reply
+            if self.contexts.get(c.id) is not c:  # removed while this waited
+                await send({"type": "unexpected_end_of_execution"})
+                await reply.write_eof()
+                return reply
+            await c.ready()  # it may be restarting
             if setting:
                 await c.quietly(setting[0])
             died = False
