@@ -124,21 +124,8 @@ func (s *SQLite) GetBuild(ctx context.Context, id string) (Build, error) {
 
 // ListBuilds implements Builds.
 func (s *SQLite) ListBuilds(ctx context.Context, template string, state BuildState) ([]Build, error) {
-	rows, err := s.r.QueryContext(ctx, `SELECT `+buildColumns+` FROM builds WHERE (? = '' OR template = ?) AND (? = '' OR state = ?)
+	return collect(ctx, s, "list the builds", scanBuild, `SELECT `+buildColumns+` FROM builds WHERE (? = '' OR template = ?) AND (? = '' OR state = ?)
 		ORDER BY created_at DESC, id`, template, template, state, state)
-	if err != nil {
-		return nil, wrap(s.path, "list the builds", err)
-	}
-	defer rows.Close()
-	var all []Build
-	for rows.Next() {
-		b, err := scanBuild(rows)
-		if err != nil {
-			return nil, wrap(s.path, "list the builds", err)
-		}
-		all = append(all, b)
-	}
-	return all, wrap(s.path, "list the builds", rows.Err())
 }
 
 // DeleteBuild implements Builds.

@@ -25,22 +25,15 @@ func (s *SQLite) EventsAfter(ctx context.Context, tenant string, after int64, li
 	if tenant != "" {
 		query, args = query+` AND tenant = ?`, append(args, tenant)
 	}
-	rows, err := s.r.QueryContext(ctx, query+` ORDER BY seq LIMIT ?`, append(args, limit)...)
-	if err != nil {
-		return nil, wrap(s.path, "read the events", err)
-	}
-	defer rows.Close()
-	var all []sandbox.Event
-	for rows.Next() {
-		var e sandbox.Event
-		var at int64
-		if err := rows.Scan(&e.Seq, &at, &e.Sandbox, &e.Tenant, &e.Type, &e.From, &e.To, &e.Reason, &e.Detail); err != nil {
-			return nil, wrap(s.path, "read the events", err)
-		}
-		e.At = moment(at)
-		all = append(all, e)
-	}
-	return all, wrap(s.path, "read the events", rows.Err())
+	return collect(ctx, s, "read the events", scanEvent, query+` ORDER BY seq LIMIT ?`, append(args, limit)...)
+}
+
+func scanEvent(row scanner) (sandbox.Event, error) {
+	var e sandbox.Event
+	var at int64
+	err := row.Scan(&e.Seq, &at, &e.Sandbox, &e.Tenant, &e.Type, &e.From, &e.To, &e.Reason, &e.Detail)
+	e.At = moment(at)
+	return e, err
 }
 
 // LastSeq implements Events.

@@ -50,20 +50,7 @@ func (s *SQLite) ListKeys(ctx context.Context, tenant string) ([]Key, error) {
 	if tenant != "" {
 		query, args = query+` WHERE tenant = ?`, append(args, tenant)
 	}
-	rows, err := s.r.QueryContext(ctx, query+` ORDER BY created_at, id`, args...)
-	if err != nil {
-		return nil, wrap(s.path, "list the keys", err)
-	}
-	defer rows.Close()
-	var all []Key
-	for rows.Next() {
-		k, err := scanKey(rows)
-		if err != nil {
-			return nil, wrap(s.path, "list the keys", err)
-		}
-		all = append(all, k)
-	}
-	return all, wrap(s.path, "list the keys", rows.Err())
+	return collect(ctx, s, "list the keys", scanKey, query+` ORDER BY created_at, id`, args...)
 }
 
 // DeleteKey implements Keys.

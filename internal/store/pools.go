@@ -71,20 +71,7 @@ func (s *SQLite) GetPool(ctx context.Context, id string) (Pool, error) {
 
 // ListPools implements Pools.
 func (s *SQLite) ListPools(ctx context.Context, tenant string) ([]Pool, error) {
-	rows, err := s.r.QueryContext(ctx, `SELECT `+poolColumns+` FROM pools WHERE ? = '' OR tenant = ? ORDER BY created_at, id`, tenant, tenant)
-	if err != nil {
-		return nil, wrap(s.path, "list the pools", err)
-	}
-	defer rows.Close()
-	var all []Pool
-	for rows.Next() {
-		p, err := scanPool(rows)
-		if err != nil {
-			return nil, wrap(s.path, "list the pools", err)
-		}
-		all = append(all, p)
-	}
-	return all, wrap(s.path, "list the pools", rows.Err())
+	return collect(ctx, s, "list the pools", scanPool, `SELECT `+poolColumns+` FROM pools WHERE ? = '' OR tenant = ? ORDER BY created_at, id`, tenant, tenant)
 }
 
 // DeletePool implements Pools.

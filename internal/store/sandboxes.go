@@ -253,20 +253,7 @@ func (s *SQLite) Unfinished(ctx context.Context) ([]Record, error) {
 }
 
 func (s *SQLite) records(ctx context.Context, query string, args ...any) ([]Record, error) {
-	rows, err := s.r.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, wrap(s.path, "list the sandboxes", err)
-	}
-	defer rows.Close()
-	var all []Record
-	for rows.Next() {
-		r, err := scan(rows)
-		if err != nil {
-			return nil, wrap(s.path, "list the sandboxes", err)
-		}
-		all = append(all, r)
-	}
-	return all, wrap(s.path, "list the sandboxes", rows.Err())
+	return collect(ctx, s, "list the sandboxes", scan, query, args...)
 }
 
 // SetConsole implements Sandboxes.

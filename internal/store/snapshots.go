@@ -126,21 +126,9 @@ func (s *SQLite) ListSnapshots(ctx context.Context, f SnapshotFilter) ([]Snapsho
 	if f.Limit > 0 {
 		query += ` LIMIT ` + strconv.Itoa(f.Limit+1)
 	}
-	rows, err := s.r.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, "", wrap(s.path, "list the snapshots", err)
-	}
-	defer rows.Close()
-	var page []Snapshot
-	for rows.Next() {
-		n, err := scanSnapshot(rows)
-		if err != nil {
-			return nil, "", wrap(s.path, "list the snapshots", err)
-		}
-		page = append(page, n)
-	}
-	if err := rows.Err(); err != nil || f.Limit <= 0 || len(page) <= f.Limit {
-		return page, "", wrap(s.path, "list the snapshots", err)
+	page, err := collect(ctx, s, "list the snapshots", scanSnapshot, query, args...)
+	if err != nil || f.Limit <= 0 || len(page) <= f.Limit {
+		return page, "", err
 	}
 	page = page[:f.Limit]
 	last := page[len(page)-1]

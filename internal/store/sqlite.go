@@ -233,3 +233,21 @@ func (b *ballast) release() bool {
 	defer b.mu.Unlock()
 	return os.Remove(b.path) == nil
 }
+
+// collect reads all rows of a query. what is for its errors.
+func collect[T any](ctx context.Context, s *SQLite, what string, scan func(scanner) (T, error), query string, args ...any) ([]T, error) {
+	rows, err := s.r.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, wrap(s.path, what, err)
+	}
+	defer rows.Close()
+	var all []T
+	for rows.Next() {
+		one, err := scan(rows)
+		if err != nil {
+			return nil, wrap(s.path, what, err)
+		}
+		all = append(all, one)
+	}
+	return all, wrap(s.path, what, rows.Err())
+}

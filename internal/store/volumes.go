@@ -78,20 +78,7 @@ func (s *SQLite) VolumeNamed(ctx context.Context, tenant, name string) (Volume, 
 
 // ListVolumes implements Volumes.
 func (s *SQLite) ListVolumes(ctx context.Context, tenant string) ([]Volume, error) {
-	rows, err := s.r.QueryContext(ctx, `SELECT `+volumeColumns+` FROM volumes WHERE ? = '' OR tenant = ? ORDER BY name, id`, tenant, tenant)
-	if err != nil {
-		return nil, wrap(s.path, "list the volumes", err)
-	}
-	defer rows.Close()
-	var all []Volume
-	for rows.Next() {
-		v, err := scanVolume(rows)
-		if err != nil {
-			return nil, wrap(s.path, "list the volumes", err)
-		}
-		all = append(all, v)
-	}
-	return all, wrap(s.path, "list the volumes", rows.Err())
+	return collect(ctx, s, "list the volumes", scanVolume, `SELECT `+volumeColumns+` FROM volumes WHERE ? = '' OR tenant = ? ORDER BY name, id`, tenant, tenant)
 }
 
 // DeleteVolume implements Volumes.
