@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"crypto/subtle"
 	"errors"
 	"os"
 	"path"
@@ -14,9 +15,6 @@ import (
 	"github.com/warrenhq/warren/internal/store"
 	"github.com/warrenhq/warren/internal/volume"
 )
-
-// volumePrefix begins a volume's ID.
-const volumePrefix = "vol"
 
 // maxVolumes is the most volumes of one sandbox.
 const maxVolumes = 16
@@ -64,7 +62,7 @@ func (m *Manager) CreateVolume(ctx context.Context, tenant, name string) (store.
 	if !volumeName.MatchString(name) {
 		return store.Volume{}, invalid("%q is no name for a volume: give up to 128 letters, digits, _ and -", short(name))
 	}
-	v := store.Volume{ID: volumePrefix + strings.TrimPrefix(string(sandbox.NewID()), "sbx"), Tenant: tenant, Name: name, Token: secret(), CreatedAt: m.now()}
+	v := store.Volume{ID: sandbox.RandomID("vol"), Tenant: tenant, Name: name, Token: secret(), CreatedAt: m.now()}
 	// The directory first: what is on record is there. One without a record is
 	// removed by the next daemon.
 	if err := os.MkdirAll(m.volumeDir(v.ID), 0o755); err != nil {
@@ -95,9 +93,9 @@ func (m *Manager) Volume(ctx context.Context, tenant, idOrName string) (store.Vo
 
 // VolumeContent opens a volume's content, whoever's it is, for whom has its
 // token; the caller closes it.
-func (m *Manager) VolumeContent(ctx context.Context, id string, is func(token string) bool) (*volume.Dir, error) {
+func (m *Manager) VolumeContent(ctx context.Context, id, token string) (*volume.Dir, error) {
 	v, err := m.store.GetVolume(ctx, id)
-	if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && !is(v.Token) {
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && subtle.ConstantTimeCompare([]byte(token), []byte(v.Token)) != 1 {
 		return nil, sandbox.Errorf(sandbox.CodeUnauthenticated, "there is no such volume, or this is not its token")
 	}
 	if err != nil {
@@ -107,7 +105,7 @@ func (m *Manager) VolumeContent(ctx context.Context, id string, is func(token st
 }
 
 // RemoveVolume removes a volume and all that is in it. CodeConflict: a live
-// sandbox or a full snapshot has it.
+// sandbox has it.
 func (m *Manager) RemoveVolume(ctx context.Context, tenant, idOrName string) error {
 	m.tasks.begin()
 	defer m.tasks.end()
@@ -118,14 +116,14 @@ func (m *Manager) RemoveVolume(ctx context.Context, tenant, idOrName string) err
 	if err != nil {
 		return err
 	}
-	if err := m.volumeFree(ctx, v); err != nil {
+	if err := m.volumeFree(v); err != nil {
 		return err
 	}
 	if err := m.store.DeleteVolume(ctx, v.ID); err != nil {
 		return err
 	}
 	// A create that came between is seen now, or does not find it any more.
-	if err := m.volumeFree(ctx, v); err != nil {
+	if err := m.volumeFree(v); err != nil {
 		return errors.Join(err, m.store.InsertVolume(context.WithoutCancel(ctx), v))
 	}
 	if err := os.RemoveAll(filepath.Dir(m.volumeDir(v.ID))); err != nil {
@@ -134,15 +132,12 @@ func (m *Manager) RemoveVolume(ctx context.Context, tenant, idOrName string) err
 	return nil
 }
 
-// volumeFree tells who has v.
-func (m *Manager) volumeFree(ctx context.Context, v store.Volume) error {
-	has := func(mounts []sandbox.VolumeMount) bool {
-		return slices.ContainsFunc(mounts, func(o sandbox.VolumeMount) bool { return o.ID == v.ID })
-	}
+// volumeFree is CodeConflict where a live sandbox has v.
+func (m *Manager) volumeFree(v store.Volume) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for id, l := range m.live {
-		if has(l.record().Volumes) {
+		if slices.ContainsFunc(l.record().Volumes, func(o sandbox.VolumeMount) bool { return o.ID == v.ID }) {
 			return sandbox.Errorf(sandbox.CodeConflict, "volume %q is mounted in sandbox %s: end it first", v.Name, id)
 		}
 	}

@@ -19,10 +19,14 @@ var (
 )
 
 // NewID makes a fresh random ID.
-func NewID() ID {
+func NewID() ID { return ID(RandomID("sbx")) }
+
+// RandomID makes a fresh random name of something: prefix and 17 digits of 5
+// random bits each.
+func RandomID(prefix string) string {
 	var b [12]byte
 	rand.Read(b[:]) // never fails: crypto/rand aborts the program instead
-	return ID("sbx" + idEncoding.EncodeToString(b[:])[:17])
+	return prefix + idEncoding.EncodeToString(b[:])[:17]
 }
 
 // ParseID checks that s has an ID's form. It says nothing of whether such a

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"crypto/rand"
 	"strings"
 	"time"
 )
@@ -50,11 +49,7 @@ type Snapshot struct {
 const snapshotPrefix = "snp"
 
 // NewSnapshotID makes a fresh random snapshot ID, of the form of a sandbox's.
-func NewSnapshotID() string {
-	var b [12]byte
-	rand.Read(b[:])
-	return snapshotPrefix + idEncoding.EncodeToString(b[:])[:17]
-}
+func NewSnapshotID() string { return RandomID(snapshotPrefix) }
 
 // IsSnapshotID tells whether s has the form of an ID of NewSnapshotID. It says
 // nothing of whether there is such a snapshot.

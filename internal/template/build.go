@@ -207,7 +207,7 @@ func (b *build) finish(layers []string, c Config, source string) (Template, erro
 		return Template{}, sandbox.Errorf(sandbox.CodeBadTemplate, "the template has no /bin/sh, which its start and ready commands need: leave them out, or use an image with a shell")
 	}
 	t := Template{
-		ID: newID(), Name: b.target.Name, Tenant: b.target.Tenant, Shared: b.target.Shared,
+		ID: NewID(), Name: b.target.Name, Tenant: b.target.Tenant, Shared: b.target.Shared,
 		Layers: slices.Clone(layers), Config: c, Resources: b.target.Resources,
 		CreatedAt: time.Now().UTC().Truncate(time.Millisecond), Source: source, BuildID: b.target.BuildID,
 	}
@@ -221,7 +221,7 @@ func (b *build) finish(layers []string, c Config, source string) (Template, erro
 	}
 	for i, name := range b.target.names() {
 		if i > 0 {
-			t.ID = newID()
+			t.ID = NewID()
 		}
 		t.Name = name
 		if err := b.l.record(t); err != nil {

@@ -56,7 +56,7 @@ func (l *Library) detach() (rubbish []string, err error) {
 		}
 	}
 	for _, d := range layers {
-		to := l.path("tmp", "garbage-"+dirName(d)+"-"+newID())
+		to := l.path("tmp", "garbage-"+dirName(d)+"-"+NewID())
 		if e := os.Rename(l.layerDir(d), to); e != nil {
 			if err == nil {
 				err = layer.Error("remove a layer", e)

@@ -143,7 +143,7 @@ func (l *Library) find(tenant, nameOrID string) (Template, error) {
 	if t, ok := l.live[key(SharedTenant, nameOrID)]; ok && t.Shared {
 		return t, nil
 	}
-	if idPattern.MatchString(nameOrID) {
+	if IsID(nameOrID) {
 		if t, ok := l.byID(nameOrID); ok && (t.Tenant == tenant || t.Shared) {
 			return t, nil
 		}
@@ -198,7 +198,7 @@ func (l *Library) Tag(_ context.Context, tenant, nameOrID, name, tag string) (Te
 			}
 		}
 	}()
-	t.ID, t.Name, t.CreatedAt = newID(), Tagged(name, tag), time.Now().UTC().Truncate(time.Millisecond)
+	t.ID, t.Name, t.CreatedAt = NewID(), Tagged(name, tag), time.Now().UTC().Truncate(time.Millisecond)
 	return t, l.record(t)
 }
 

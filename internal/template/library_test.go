@@ -36,7 +36,7 @@ func TestNames(t *testing.T) {
 	for name, ok := range map[string]bool{
 		"base": true, "a": true, "my-app_1.2": true, strings.Repeat("x", 63): true,
 		"": false, strings.Repeat("x", 64): false, "A": false, "../x": false, ".": false, "-a": false, "a-": false,
-		"a/b": false, "a:b": false, "ä": false, "a b": false, "a\nb": false, newID(): false,
+		"a/b": false, "a:b": false, "ä": false, "a b": false, "a\nb": false, NewID(): false,
 	} {
 		if err := CheckName(name); (err == nil) != ok {
 			t.Errorf("%q: %v", name, err)

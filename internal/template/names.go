@@ -1,8 +1,6 @@
 package template
 
 import (
-	"crypto/rand"
-	"encoding/base32"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,15 +15,14 @@ const maxName = 63
 var (
 	namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`)
 	idPattern   = regexp.MustCompile(`^tpl[0-9a-z]{17}$`)
-	idEncoding  = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 )
 
-// newID makes a fresh template ID.
-func newID() string {
-	var b [12]byte
-	rand.Read(b[:]) // never fails: crypto/rand aborts the program instead
-	return "tpl" + idEncoding.EncodeToString(b[:])[:17]
-}
+// NewID makes a fresh template ID.
+func NewID() string { return sandbox.RandomID("tpl") }
+
+// IsID tells whether s has the form of an ID of NewID. It says nothing of
+// whether there is such a template.
+func IsID(s string) bool { return idPattern.MatchString(s) }
 
 // CheckName tells whether a new template may be called name. The error has
 // CodeInvalid.
@@ -35,7 +32,7 @@ func CheckName(name string) error {
 		return sandbox.Errorf(sandbox.CodeInvalid, "the template name %s has %d characters: the most is %d", layer.Quote(name), len(name), maxName)
 	case !namePattern.MatchString(name):
 		return sandbox.Errorf(sandbox.CodeInvalid, "%s is not a template name: use a-z, 0-9, and . _ - between them", layer.Quote(name))
-	case idPattern.MatchString(name):
+	case IsID(name):
 		return sandbox.Errorf(sandbox.CodeInvalid, "%s is not a template name: it has the form of a template id", layer.Quote(name))
 	}
 	return nil

@@ -99,7 +99,7 @@ func (l *Library) load() error {
 	}
 	for _, tenant := range tenants {
 		err := loadRecords(l, l.path("templates", tenant.Name()), func(file string, t Template) error {
-			if t.Tenant != tenant.Name() || t.Name != file || !idPattern.MatchString(t.ID) {
+			if t.Tenant != tenant.Name() || t.Name != file || !IsID(t.ID) {
 				return errors.New("it is of another template")
 			}
 			for _, d := range t.Layers {
