@@ -81,25 +81,7 @@ func (a *API) runCode(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.WriteHeader(http.StatusOK)
-	rc := http.NewResponseController(w)
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := res.Body.Read(buf)
-		if n > 0 {
-			if _, werr := w.Write(buf[:n]); werr != nil {
-				return nil // the client went away
-			}
-			if rc.Flush() != nil {
-				return nil
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			panic(http.ErrAbortHandler) // a cut answer must not look whole
-		}
-	}
+	return a.sent(copyStream(w, res.Body, http.NewResponseController(w).Flush))
 }
 
 // codeRefused makes an error of the service's refusal.

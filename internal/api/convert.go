@@ -3,7 +3,6 @@ package api
 import (
 	"maps"
 	"math"
-	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -82,15 +81,10 @@ func fromRules(list string, in []wire.EgressRule) ([]sandbox.EgressRule, error) 
 		case (r.CIDR == "") == (r.Domain == ""):
 			return nil, sandbox.Errorf(sandbox.CodeInvalid, "network.%s[%d]: give exactly one of cidr and domain", list, i)
 		case r.CIDR != "":
-			p, err := netip.ParsePrefix(r.CIDR)
-			if err != nil {
-				addr, aerr := netip.ParseAddr(r.CIDR)
-				if aerr != nil || addr.Zone() != "" {
-					return nil, sandbox.Errorf(sandbox.CodeInvalid, "network.%s[%d]: %q is neither an address nor a prefix like 192.0.2.0/24", list, i, r.CIDR)
-				}
-				p = netip.PrefixFrom(addr, addr.BitLen())
+			var ok bool
+			if o.CIDR, ok = sandbox.ParsePrefix(r.CIDR); !ok {
+				return nil, sandbox.Errorf(sandbox.CodeInvalid, "network.%s[%d]: %q is neither an address nor a prefix like 192.0.2.0/24", list, i, r.CIDR)
 			}
-			o.CIDR = p.Masked()
 		}
 		out = append(out, o)
 	}

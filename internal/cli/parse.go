@@ -192,12 +192,8 @@ func parseRule(s string) (wire.EgressRule, error) {
 			}
 		}
 	}
-	if p, err := netip.ParsePrefix(host); err == nil {
-		r.CIDR = p.Masked().String()
-		return r, nil
-	}
-	if addr, err := netip.ParseAddr(host); err == nil && addr.Zone() == "" {
-		r.CIDR = netip.PrefixFrom(addr, addr.BitLen()).String()
+	if p, ok := sandbox.ParsePrefix(host); ok {
+		r.CIDR = p.String()
 		return r, nil
 	}
 	if host == "" || len(host) > 253 || strings.ContainsAny(host, "/:[] \t") {

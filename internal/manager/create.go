@@ -136,14 +136,18 @@ func (m *Manager) plan(ctx context.Context, tenant string, r CreateRequest) (pla
 	return p, err
 }
 
+// merged is an environment with what over has in place of base's.
+func merged(base, over map[string]string) map[string]string {
+	env := make(map[string]string, len(base)+len(over))
+	maps.Copy(env, base)
+	maps.Copy(env, over)
+	return env
+}
+
 // fill makes the record of p from r, in which nothing is open but names and
 // the network's mode.
 func (m *Manager) fill(p *plan, tenant string, r CreateRequest, templateID string, layers []string) error {
-	p.env = maps.Clone(p.config.Env)
-	if p.env == nil {
-		p.env = map[string]string{}
-	}
-	maps.Copy(p.env, r.Env)
+	p.env = merged(p.config.Env, r.Env)
 	if err := validateEnv(p.env); err != nil {
 		return err
 	}

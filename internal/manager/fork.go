@@ -123,17 +123,12 @@ func (m *Manager) captureForFork(ctx context.Context, tenant string, id sandbox.
 
 // makeChild makes one child of source from n.
 func (m *Manager) makeChild(ctx context.Context, source store.Record, n store.Snapshot, r ForkRequest) (sandbox.Sandbox, error) {
-	env := inherited(source)
-	if env == nil {
-		env = map[string]string{}
-	}
-	maps.Copy(env, r.Env)
 	meta := r.Metadata
 	if meta == nil {
 		meta = source.Metadata
 	}
 	p, err := m.planFrom(ctx, n, CreateRequest{
-		Env: env, Metadata: maps.Clone(meta), Timeout: r.Timeout, Network: source.Network,
+		Env: merged(inherited(source), r.Env), Metadata: maps.Clone(meta), Timeout: r.Timeout, Network: source.Network,
 		OnTimeout: source.OnTimeout, IdleTimeout: source.IdleTimeout, HibernateKind: source.HibernateKind, Volumes: source.Volumes, ManualWake: source.ManualWake, PublicTraffic: source.PublicTraffic, HostHeader: source.HostHeader,
 	})
 	if err != nil {
@@ -192,14 +187,7 @@ func (m *Manager) planFrom(ctx context.Context, n store.Snapshot, r CreateReques
 	if full {
 		// A sandbox's own variables are in the memory; it keeps them when it is
 		// captured again.
-		env := maps.Clone(n.Env)
-		if env == nil {
-			env = map[string]string{}
-		}
-		maps.Copy(env, r.Env)
-		r.Env = env
-	}
-	if full {
+		r.Env = merged(n.Env, r.Env)
 		if r.Volumes != nil && !slices.Equal(r.Volumes, n.Volumes) {
 			return plan{}, sandbox.Errorf(sandbox.CodeUnsupported, "the full snapshot %s has its source's volumes, and no others: leave them out, or start from a snapshot of kind disk", n.ID)
 		}

@@ -3,7 +3,6 @@ package manager
 import (
 	"context"
 	"errors"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -483,11 +482,7 @@ func (m *Manager) reboot(ctx context.Context, l *live, rt sandbox.Runtime, _ sto
 		}
 		p.config = t.Config
 	}
-	p.env = maps.Clone(p.config.Env)
-	if p.env == nil {
-		p.env = map[string]string{}
-	}
-	maps.Copy(p.env, rec.Env)
+	p.env = merged(p.config.Env, rec.Env)
 	return func() {}, m.boot(ctx, l, p)
 }
 

@@ -113,6 +113,18 @@ type EgressRule struct {
 	Port   uint16       `json:"port,omitempty"`   // 0 is any
 }
 
+// ParsePrefix reads an address, as the prefix of it alone, or a prefix, of which
+// bits beyond its length are taken away.
+func ParsePrefix(s string) (p netip.Prefix, ok bool) {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p.Masked(), true
+	}
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+		return netip.PrefixFrom(a, a.BitLen()), true
+	}
+	return netip.Prefix{}, false
+}
+
 // Event tells one transition of a sandbox, or one thing that happened to it.
 type Event struct {
 	Seq     int64     `json:"seq"` // grows by at least 1; resumes a stream

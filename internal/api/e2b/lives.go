@@ -185,15 +185,16 @@ func (f *facade) pause(w http.ResponseWriter, r *http.Request, tenant string) er
 	if sb.State == sandbox.Hibernated {
 		return sandbox.Errorf(sandbox.CodeConflict, "sandbox %s is paused already", sb.ID)
 	}
-	if sb.OnTimeout != sandbox.OnTimeoutHibernate && !sb.ExpiresAt.IsZero() {
+	ends := sb.OnTimeout != sandbox.OnTimeoutHibernate && !sb.ExpiresAt.IsZero()
+	if ends {
 		// Before, so that it cannot end in its sleep.
 		if _, err := f.Back.SetTimeout(r.Context(), tenant, sb.ID, 0); err != nil {
 			return err
 		}
 	}
 	if err := f.Back.Hibernate(r.Context(), tenant, sb.ID, kind); err != nil {
-		if left := time.Until(sb.ExpiresAt); sb.OnTimeout != sandbox.OnTimeoutHibernate && !sb.ExpiresAt.IsZero() {
-			f.Back.SetTimeout(context.WithoutCancel(r.Context()), tenant, sb.ID, max(left, time.Millisecond)) // err tells more
+		if ends {
+			f.Back.SetTimeout(context.WithoutCancel(r.Context()), tenant, sb.ID, max(time.Until(sb.ExpiresAt), time.Millisecond)) // err tells more
 		}
 		return err
 	}

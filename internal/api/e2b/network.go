@@ -107,11 +107,8 @@ func (n network) policy(internet *bool) (sandbox.NetworkPolicy, error) {
 
 // rule reads an address, a prefix or, where names may be, a host.
 func rule(s string, names bool) (sandbox.EgressRule, error) {
-	if p, err := netip.ParsePrefix(s); err == nil {
-		return sandbox.EgressRule{CIDR: p.Masked()}, nil
-	}
-	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
-		return sandbox.EgressRule{CIDR: netip.PrefixFrom(a, a.BitLen())}, nil
+	if p, ok := sandbox.ParsePrefix(s); ok {
+		return sandbox.EgressRule{CIDR: p}, nil
 	}
 	if len(s) > 253 {
 		s = s[:253] + "…"

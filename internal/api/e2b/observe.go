@@ -122,42 +122,42 @@ const (
 	maxLogLines = 1000
 )
 
-// console reads a sandbox's console by lines. Its lines carry no time: the
-// sandbox's start stands for it.
-func (f *facade) console(r *http.Request, tenant string, sb sandbox.Sandbox) ([]sandboxLog, error) {
+// console reads the console of the path's sandbox by lines, and how many of
+// them were asked for. Its lines carry no time: the sandbox's start stands for
+// it.
+func (f *facade) console(r *http.Request, tenant string) (lines []sandboxLog, limit int, err error) {
+	if limit, err = number(r, "limit", maxLogLines, maxLogLines); err != nil {
+		return nil, 0, err
+	}
+	sb, err := f.find(r, tenant)
+	if err != nil {
+		return nil, 0, err
+	}
 	src, err := f.Back.Logs(r.Context(), tenant, sb.ID, false)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer src.Close()
-	out := []sandboxLog{}
+	lines = []sandboxLog{}
 	in := bufio.NewReaderSize(src, maxLogLine)
 	for {
 		line, err := in.ReadSlice('\n') // a longer line comes in pieces
 		if text := strings.ToValidUTF8(strings.TrimRight(string(line), "\r\n"), "?"); text != "" {
-			out = append(out, sandboxLog{sb.StartedAt.UTC(), "info", text, map[string]string{}})
+			lines = append(lines, sandboxLog{sb.StartedAt.UTC(), "info", text, map[string]string{}})
 		}
 		switch {
 		case err == nil, errors.Is(err, bufio.ErrBufferFull):
 		case errors.Is(err, io.EOF):
-			return out, nil
+			return lines, limit, nil
 		default:
-			return nil, err
+			return nil, 0, err
 		}
 	}
 }
 
 // logs is the first version: the newest lines.
 func (f *facade) logs(w http.ResponseWriter, r *http.Request, tenant string) error {
-	limit, err := number(r, "limit", maxLogLines, maxLogLines)
-	if err != nil {
-		return err
-	}
-	sb, err := f.find(r, tenant)
-	if err != nil {
-		return err
-	}
-	all, err := f.console(r, tenant, sb)
+	all, limit, err := f.console(r, tenant)
 	if err != nil {
 		return err
 	}
@@ -174,19 +174,11 @@ func (f *facade) logs(w http.ResponseWriter, r *http.Request, tenant string) err
 }
 
 func (f *facade) logsV2(w http.ResponseWriter, r *http.Request, tenant string) error {
-	limit, err := number(r, "limit", maxLogLines, maxLogLines)
+	all, limit, err := f.console(r, tenant)
 	if err != nil {
 		return err
 	}
 	q := r.URL.Query()
-	sb, err := f.find(r, tenant)
-	if err != nil {
-		return err
-	}
-	all, err := f.console(r, tenant, sb)
-	if err != nil {
-		return err
-	}
 	out := []sandboxLog{}
 	for _, l := range all {
 		// Every line is of level info, the second of four.

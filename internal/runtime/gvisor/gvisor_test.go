@@ -93,7 +93,9 @@ func TestLastWords(t *testing.T) {
 	if err := d.call(t.Context(), spec.ID, "containerManager.Resume", struct{}{}, nil, nil, nil); err == nil {
 		t.Fatal("the Sentry took it")
 	}
-	exit, err := i.Wait(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // else a failure would leave it on the host
+	defer cancel()
+	exit, err := i.Wait(ctx)
 	if err != nil || exit.Reason != sandbox.ReasonRuntimeCrashed || !strings.Contains(exit.Detail, "the Sentry said: panic: Invalid stopCount") {
 		t.Errorf("%+v, %v", exit, err)
 	}

@@ -141,7 +141,11 @@ func newStage(dir string, layers []string, rw string, ids *idmap.Range) (*Stage,
 // Bind adds a file or directory of the host, read-only, under a name in the
 // stage, and returns its path there. Mounts below it are not part of it.
 func (s *Stage) Bind(source, name string) (string, error) {
-	t, err := idmap.OpenTree(source, nil, unix.MOUNT_ATTR_RDONLY)
+	return s.bind(source, name, nil, unix.MOUNT_ATTR_RDONLY)
+}
+
+func (s *Stage) bind(source, name string, userns *os.File, attrs uint64) (string, error) {
+	t, err := idmap.OpenTree(source, userns, attrs)
 	if err != nil {
 		return "", err
 	}
@@ -165,12 +169,7 @@ func (s *Stage) BindVolume(source, name string, readOnly bool) (string, error) {
 	if readOnly {
 		attrs |= unix.MOUNT_ATTR_RDONLY
 	}
-	t, err := idmap.OpenTree(source, userns, attrs)
-	if err != nil {
-		return "", err
-	}
-	s.files[name] = t
-	return filepath.Join(s.dir, name), nil
+	return s.bind(source, name, userns, attrs)
 }
 
 // Dir adds an empty directory and returns its path in the stage.
