@@ -30,9 +30,10 @@ type entry struct {
 	// mu orders the transactions about this one slot, so that an answer of the
 	// resolver does not open an address under a policy that has just gone. It
 	// is held over one call of the kernel, never over the network.
-	mu     sync.Mutex
-	policy *policy // nil once the sandbox is gone
-	opened names
+	mu      sync.Mutex
+	policy  *policy // nil once the sandbox is gone
+	opened  names
+	reached bool // it may have connections: not all of its policies were of none
 }
 
 var _ dns.Client = (*entry)(nil)
@@ -113,20 +114,27 @@ func (n *Network) mayOpen(a netip.Addr) bool {
 	return a.Is4() && !linkLocal.Contains(a) && !containsAddr(neverPrefixes, a) && !n.builder.prefix.Contains(a)
 }
 
+// newEntry is the sandbox id that gets slot s under p.
+func (n *Network) newEntry(id sandbox.ID, s int, p *policy) *entry {
+	return &entry{id: id, slot: s, net: n, policy: p, opened: names{map[target]named{}, map[target]named{}}, reached: !p.none}
+}
+
 // replace puts the sandbox under p. What names opened stays as far as p has
-// rules for the same names; it returns that.
-func (e *entry) replace(p *policy) (names, error) {
+// rules for the same names; it returns that, and whether the sandbox may have
+// connections that p denies.
+func (e *entry) replace(p *policy) (keep names, reached bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.policy == nil {
-		return names{}, sandbox.Errorf(sandbox.CodeNotFound, "network slot %d is not in use", e.slot)
+		return names{}, false, sandbox.Errorf(sandbox.CodeNotFound, "network slot %d is not in use", e.slot)
 	}
-	keep := names{stillNamed(e.opened.allow, p.allowDomains), stillNamed(e.opened.deny, p.denyDomains)}
+	keep = names{stillNamed(e.opened.allow, p.allowDomains), stillNamed(e.opened.deny, p.denyDomains)}
 	if err := e.net.rules.apply(e.slot, p, &keep); err != nil {
-		return names{}, err
+		return names{}, false, err
 	}
-	e.policy, e.opened = p, keep
-	return names{copyNames(keep.allow), copyNames(keep.deny)}, nil
+	reached = e.reached
+	e.policy, e.opened, e.reached = p, keep, reached || !p.none
+	return names{copyNames(keep.allow), copyNames(keep.deny)}, reached, nil
 }
 
 func stillNamed(m map[target]named, rules []domainRule) map[target]named {

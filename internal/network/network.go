@@ -217,7 +217,7 @@ func (n *Network) Acquire(ctx context.Context, id sandbox.ID, p sandbox.NetworkP
 		return sandbox.Link{}, err
 	}
 	pointTaken.Hit()
-	e := &entry{id: id, slot: s, net: n, policy: c, opened: names{map[target]named{}, map[target]named{}}}
+	e := n.newEntry(id, s, c)
 	n.mu.Lock()
 	n.used[s] = e
 	n.mu.Unlock()
@@ -270,12 +270,15 @@ func (n *Network) SetPolicy(ctx context.Context, l sandbox.Link, p sandbox.Netwo
 	if err != nil {
 		return err
 	}
-	keep, err := e.replace(c)
+	keep, reached, err := e.replace(c)
 	if err != nil {
 		return err
 	}
 	pointPolicy.Hit()
 	n.lookAhead(e)
+	if !reached {
+		return nil // the look at the table is of all the host's connections
+	}
 	special, src := n.rules.specialNow(), n.builder.address(l.Slot)
 	_, err = forget(func(f flow) bool {
 		return f.src == src && f.dst != n.Resolver() &&
@@ -305,7 +308,8 @@ func (n *Network) Adopt(ctx context.Context, l sandbox.Link, id sandbox.ID, p sa
 	if !whole {
 		return sandbox.Errorf(sandbox.CodeNotFound, "network slot %d is gone from the host", l.Slot)
 	}
-	e := &entry{id: id, slot: l.Slot, net: n, policy: c, opened: names{map[target]named{}, map[target]named{}}}
+	e := n.newEntry(id, l.Slot, c)
+	e.reached = true // nobody knows
 	if err := n.claimSlot(e); err != nil {
 		return err
 	}
