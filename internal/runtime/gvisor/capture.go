@@ -43,13 +43,13 @@ const goneWithin = 30 * time.Second
 
 // capture is what a restore needs to know beside runsc's own files.
 type capture struct {
-	Version string      `json:"version"`           // Driver.CaptureVersion
-	Agent   string      `json:"agent"`             // SHA-256 of the binary that runs as the first process
-	CPU     []string    `json:"cpu"`               // features of the host's processors
-	Layers  []string    `json:"layers"`            // see layerNames
-	Renamed bool        `json:"renamed,omitempty"` // see Driver.rename
-	DiskMiB int         `json:"disk_mib"`          // the limit is part of the Sentry's own state
-	Spec    *specs.Spec `json:"spec"`              // the bundle's
+	Version string      `json:"version"`         // Driver.CaptureVersion
+	Agent   string      `json:"agent"`           // SHA-256 of the binary that runs as the first process
+	CPU     []string    `json:"cpu"`             // features of the host's processors
+	Layers  []string    `json:"layers"`          // see layerNames
+	Named   string      `json:"named,omitempty"` // what Driver.rename made of its hostname, if it did
+	DiskMiB int         `json:"disk_mib"`        // the limit is part of the Sentry's own state
+	Spec    *specs.Spec `json:"spec"`            // the bundle's
 }
 
 // Checkpoint implements sandbox.Checkpointer. A suspended sandbox is captured
@@ -145,8 +145,11 @@ func runError(ctx context.Context, what string, id sandbox.ID, err error, said s
 // describe writes what Warren adds to runsc's files of a capture.
 func (i *Instance) describe(dir string) error {
 	spec := i.Spec()
-	c := capture{Version: i.d.CaptureVersion(), Layers: layerNames(spec.Layers), Renamed: i.d.renamed(spec.ID), DiskMiB: spec.Resources.DiskMiB}
+	c := capture{Version: i.d.CaptureVersion(), Layers: layerNames(spec.Layers), DiskMiB: spec.Resources.DiskMiB}
 	var err error
+	if c.Named, err = i.d.named(spec.ID); err != nil {
+		return err
+	}
 	if c.CPU, err = cpuFeatures(); err != nil {
 		return err
 	}

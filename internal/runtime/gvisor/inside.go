@@ -2,7 +2,9 @@ package gvisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -61,14 +63,15 @@ func (d *Driver) waitInside(ctx context.Context, id sandbox.ID, pid int32) (unix
 	return unix.WaitStatus(status), err
 }
 
-// named is the file of a bundle that is there where the sandbox's kernel was
-// told another hostname than its specification has. Such a kernel does not take
-// the specification's at a restore any more (pkg/sentry/kernel, RestoreSpecValues).
-const named = "named"
+// namedFile is the file of a bundle that is there where the sandbox's kernel was
+// told another hostname than its specification has: that name. Such a kernel
+// does not take the specification's at a restore any more (pkg/sentry/kernel,
+// RestoreSpecValues).
+const namedFile = "named"
 
 // rename gives a sandbox another hostname. What runs in it may not do so.
 func (d *Driver) rename(ctx context.Context, id sandbox.ID, hostname string) error {
-	if err := os.WriteFile(filepath.Join(d.eng.BundleDir(id), named), nil, 0o600); err != nil {
+	if err := d.noteName(id, hostname); err != nil {
 		return err
 	}
 	pid, err := d.runInside(ctx, id, inside{args: []string{identity.HostnameMode, hostname}, caps: capSysAdmin})
@@ -85,8 +88,20 @@ func (d *Driver) rename(ctx context.Context, id sandbox.ID, hostname string) err
 	return nil
 }
 
-// renamed tells whether rename was called for a sandbox.
-func (d *Driver) renamed(id sandbox.ID) bool {
-	_, err := os.Stat(filepath.Join(d.eng.BundleDir(id), named))
-	return err == nil
+// noteName notes the hostname that a sandbox's kernel was told; "" is none.
+func (d *Driver) noteName(id sandbox.ID, hostname string) error {
+	if hostname == "" {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(d.eng.BundleDir(id), namedFile), []byte(hostname), 0o600)
+}
+
+// named is the hostname that a sandbox's kernel was told, "" where it has its
+// specification's.
+func (d *Driver) named(id sandbox.ID) (string, error) {
+	name, err := os.ReadFile(filepath.Join(d.eng.BundleDir(id), namedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return string(name), err
 }

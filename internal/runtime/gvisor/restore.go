@@ -22,7 +22,7 @@ var (
 )
 
 // captureFormat counts the changes of what Warren itself adds to a capture.
-const captureFormat = "1"
+const captureFormat = "2"
 
 // CaptureVersion implements sandbox.Restorer: the runsc, the platform and the
 // architecture. A Sentry reads the state of its own build only.
@@ -154,11 +154,19 @@ func (p *prepared) fits(c *capture) (bool, error) {
 
 func (p *prepared) restore(ctx context.Context, dir string, c *capture, hostname string) (sandbox.Instance, error) {
 	spec := p.i.Spec()
+	// What the sandbox is called once it goes on.
+	has := spec.Hostname
+	if c.Named != "" {
+		has = c.Named
+	}
+	if err := p.d.noteName(spec.ID, c.Named); err != nil {
+		return nil, p.discarded(ctx, err)
+	}
 	named := make(chan error, 1)
 	named <- nil
 	err := p.i.Complete(ctx, p.d.binary, func(ctx context.Context) error {
 		err := p.d.load(ctx, spec.ID, dir)
-		if err == nil && (c.Renamed || hostname != spec.Hostname) {
+		if err == nil && hostname != has {
 			<-named
 			go func() { named <- p.d.rename(ctx, spec.ID, hostname) }() // while the agent wakes up
 		}
