@@ -143,6 +143,7 @@ func TestCaptureOnFullDisk(t *testing.T) {
 		if can.FullCapture {
 			t.Run("wake", func(t *testing.T) {
 				must(t, l.cl.Hibernate(t.Context(), sb.ID))
+				must(t, l.cl.WaitDeparted(t.Context())) // which makes room
 				fill(t, 0)
 				full(t, "a wake", l.cl.Wake(t.Context(), sb.ID))
 				_, err := l.cl.Exec(t.Context(), sb.ID, wire.Exec{Cmd: wire.Command{Argv: []string{"true"}}})

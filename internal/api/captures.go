@@ -42,6 +42,7 @@ func (a *API) registerCaptures() {
 		OperationID: "hibernate-sandbox", Method: http.MethodPost, Path: "/v1/sandboxes/{id}/hibernate", Tags: []string{"captures"},
 		Summary: "Put a sandbox on storage", DefaultStatus: http.StatusNoContent,
 		Description: "It then holds no memory, no processes and no network slot; the next request to it wakes it. Connections into it are cut. " +
+			"Answers once what is kept is on the disk and on record: what the host has of the sandbox goes right afterwards, and a create that needs its room waits for that. " +
 			"One that is hibernated already is no error. unsupported: its runtime cannot make this kind.",
 	}, func(ctx context.Context, in *struct {
 		ByID

@@ -42,7 +42,8 @@ func (a *app) hibernateCmd() *cobra.Command {
 	cmd := a.eachCmd("hibernate", "Put sandboxes on storage: they hold no memory and no processes",
 		"Puts the memory and disk of sandboxes on storage. A hibernated sandbox holds no\n"+
 			"memory, no processes and no network slot; the next request to it wakes it. One\n"+
-			"that keeps its disk alone (--kind disk) boots then.",
+			"that keeps its disk alone (--kind disk) boots then. The command is done when what\n"+
+			"is kept is safe; the host has its memory back a moment later.",
 		func(c *client.Client) func(context.Context, string) error {
 			return func(ctx context.Context, id string) error {
 				k, err := parseKind(kind)

@@ -400,10 +400,7 @@ func checkLeftovers(ctx context.Context, c *client.Client, running bool, state s
 		if cap, err = c.Capacity(ctx); err != nil {
 			return finding{Check: "leftovers", Level: levelWarn, Found: err.Error()}
 		}
-		known := cap.Sandboxes + cap.CreatesInFlight
-		for _, n := range cap.Spares {
-			known += n
-		}
+		known := cap.Sandboxes + cap.CreatesInFlight + len(cap.Spares)
 		if len(ids) <= known {
 			return finding{Check: "leftovers", Level: levelOK, Found: fmt.Sprintf("none: %d live sandboxes explain what is on this host", cap.Sandboxes)}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"net/url"
+	"time"
 
 	"github.com/warrenhq/warren/internal/api/wire"
 	"github.com/warrenhq/warren/internal/sandbox"
@@ -30,6 +31,21 @@ func (c *Client) HibernateAs(ctx context.Context, id string, kind sandbox.Snapsh
 		q.Set("kind", string(kind))
 	}
 	return c.json(ctx, call{method: "POST", path: sandboxPath(id, "/hibernate"), query: q}, nil)
+}
+
+// WaitDeparted waits until no hibernated sandbox is leaving the daemon's host.
+func (c *Client) WaitDeparted(ctx context.Context) error {
+	for {
+		have, err := c.Capacity(ctx)
+		if err != nil || have.Departing == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
 }
 
 // Wake wakes a hibernated sandbox and returns once its agent is up. Any other

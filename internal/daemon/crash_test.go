@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -82,8 +83,8 @@ var operations = []operation{
 	captureOp("fork", "container", running, forkIt),
 	captureOp("fork", "gvisor", running, forkIt),
 	captureOp("fork of a hibernated", "gvisor", hibernated, forkIt),
-	captureOp("hibernate", "gvisor", running, func(ctx context.Context, s *stage, id string) { s.client.Hibernate(ctx, id) }),
-	captureOp("hibernate a suspended", "gvisor", suspended, func(ctx context.Context, s *stage, id string) { s.client.Hibernate(ctx, id) }),
+	captureOp("hibernate", "gvisor", running, func(ctx context.Context, s *stage, id string) { hibernateIt(ctx, s, id) }),
+	captureOp("hibernate a suspended", "gvisor", suspended, func(ctx context.Context, s *stage, id string) { hibernateIt(ctx, s, id) }),
 	captureOp("wake", "gvisor", hibernated, func(ctx context.Context, s *stage, id string) { s.client.Wake(ctx, id) }),
 	captureOp("kill a hibernated", "gvisor", hibernated, func(ctx context.Context, s *stage, id string) { s.client.Kill(ctx, id) }),
 	{name: "remove snapshot", prepare: func(t *testing.T, s *stage) string {
@@ -195,9 +196,14 @@ func suspended(t *testing.T, s *stage, id string) {
 }
 
 func hibernated(t *testing.T, s *stage, id string) {
-	if err := s.client.Hibernate(t.Context(), id); err != nil {
+	if err := hibernateIt(t.Context(), s, id); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// hibernateIt returns when what ran has left the host, too.
+func hibernateIt(ctx context.Context, s *stage, id string) error {
+	return errors.Join(s.client.Hibernate(ctx, id), s.client.WaitDeparted(ctx))
 }
 
 func snapshotIt(ctx context.Context, s *stage, id string) {

@@ -61,11 +61,11 @@ func (m *Manager) ByToken(is func(token string) bool) (found sandbox.Sandbox, ok
 	return shown(which.record()), true
 }
 
-// shown is what others see of a record. A hibernated sandbox's place on the
-// network is on record until it was given back, and not the sandbox's any more.
+// shown is what others see of a record. A hibernated sandbox's places on the
+// host are on record until they were given back, and not the sandbox's any more.
 func shown(r store.Record) sandbox.Sandbox {
 	if r.State == sandbox.Hibernated {
-		r.Link = sandbox.Link{}
+		r.Link, r.Instance = sandbox.Link{}, ""
 	}
 	return r.Sandbox
 }

@@ -313,7 +313,7 @@ func (m *Manager) Capacity(ctx context.Context) Capacity {
 	m.ledger.mu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c.Sandboxes = len(m.live)
+	c.Sandboxes, c.Departing = len(m.live), len(m.departures)
 	for _, l := range m.live {
 		r := l.record()
 		c.ByState[string(r.State)]++

@@ -107,6 +107,7 @@ func TestHibernateAndWake(t *testing.T) {
 		if err := m.Hibernate(t.Context(), tenant, id, ""); err != nil {
 			t.Fatal(err)
 		}
+		w.rest(t)
 		if s := state(t, m, id); s.State != sandbox.Hibernated || s.HibernatedAt.IsZero() || s.Link.NetNS != "" {
 			t.Fatalf("it is %s since %v with %v", s.State, s.HibernatedAt, s.Link)
 		}
@@ -157,6 +158,67 @@ func TestHibernateAndWake(t *testing.T) {
 	if err := m.Kill(t.Context(), tenant, id); err != nil {
 		t.Fatal(err)
 	}
+	w.check(t)
+}
+
+// TestHibernatedLeaves: a hibernation is over when its capture is on record. Who
+// needs the room that it gives waits until it does, and so does its wake.
+func TestHibernatedLeaves(t *testing.T) {
+	w := newWorld(t)
+	w.net.Total = 1
+	m := w.start(t)
+	id := create(t, m, manager.CreateRequest{Runtime: "full"}).ID
+	write(t, w.full, id, "kept")
+	leave := make(chan struct{})
+	w.full.OnKill = func(ctx context.Context, _ sandbox.ID) error {
+		select {
+		case <-leave:
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	}
+	if err := m.Hibernate(t.Context(), tenant, id, ""); err != nil {
+		t.Fatal(err)
+	}
+	if s := state(t, m, id); s.State != sandbox.Hibernated {
+		t.Errorf("it is %s", s.State)
+	}
+	if w.full.Box(id) == nil {
+		t.Error("what ran of it has left already")
+	}
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := m.Create(short, tenant, manager.CreateRequest{Runtime: "fake"})
+	wantCode(t, err, sandbox.CodeNoCapacity, "slots")
+	short, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	wantCode(t, m.Suspend(short, tenant, id), sandbox.CodeTimeout)
+
+	created := make(chan error, 1)
+	var other sandbox.Sandbox
+	go func() {
+		var err error
+		other, err = m.Create(t.Context(), tenant, manager.CreateRequest{Runtime: "fake"})
+		created <- err
+	}()
+	select {
+	case err := <-created:
+		t.Fatalf("a create did not wait for the room: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(leave)
+	if err := <-created; err != nil {
+		t.Fatal(err)
+	}
+	w.rest(t)
+	w.check(t)
+	if err := m.Kill(t.Context(), tenant, other.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Wake(t.Context(), tenant, id); err != nil {
+		t.Fatal(err)
+	}
+	wantMemory(t, w.full, id, "kept", "kept")
 	w.check(t)
 }
 

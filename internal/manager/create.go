@@ -194,13 +194,14 @@ func (m *Manager) make(ctx context.Context, p plan) (*live, error) {
 	if p.restores() {
 		image = p.from.SizeBytes
 	}
-	admit := m.admit
+	var err error
 	if p.rec.Pool != "" {
-		admit = m.tryAdmit
+		err = m.tryAdmit(id, p.rec.Resources, p.runtime, image)
 	} else {
 		defer m.pools.Busy()()
+		err = m.admit(ctx, id, p.rec.Resources, p.runtime, image)
 	}
-	if err := admit(id, p.rec.Resources, p.runtime, image); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
@@ -215,7 +216,7 @@ func (m *Manager) make(ctx context.Context, p plan) (*live, error) {
 	}
 	// Before the record: what is on record finds its layers. A volume that is
 	// being removed is seen to be in use from here on.
-	err := m.volumesThere(ctx, p.rec.Volumes)
+	err = m.volumesThere(ctx, p.rec.Volumes)
 	if err == nil {
 		err = m.holdSandbox(ctx, p.rec)
 	}
@@ -283,14 +284,26 @@ func (m *Manager) build(ctx context.Context, l *live, p plan) error {
 	return nil
 }
 
-// admit claims what a sandbox needs; where that does not fit, spares and then
-// pools' members give way. image is the size of the memory that it is restored from.
-func (m *Manager) admit(id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
+// admit claims what a sandbox needs; where that does not fit, what was just
+// hibernated leaves first, and spares and then pools' members give way. image
+// is the size of the memory that it is restored from.
+func (m *Manager) admit(ctx context.Context, id sandbox.ID, r sandbox.Resources, rt sandbox.Runtime, image int64) error {
 	defer m.pools.Busy()()
 	for {
+		departing := m.departing()
 		err := m.tryAdmit(id, r, rt, image)
 		if !m.ledger.madeRoomFor(claimOf(r, rt.Capabilities()), err) {
 			return err
+		}
+		for _, gone := range departing {
+			select {
+			case <-gone:
+			case <-ctx.Done():
+				return err
+			}
+		}
+		if len(departing) > 0 {
+			continue
 		}
 		if m.spares.drop(func(*spareKind) bool { return true }) {
 			continue

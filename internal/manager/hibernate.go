@@ -3,8 +3,10 @@ package manager
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +36,10 @@ var (
 // nothing of the host's memory, processes and network. Connections into it
 // end. It is nil for one that hibernates already.
 //
+// It returns when what the sandbox keeps is whole, flushed and on record. What
+// the host has of it goes right afterwards; creates, forks and wakes that the
+// host has no room for until then wait for that.
+//
 // kind is what it keeps: its memory and disk, or its disk alone, of which it
 // boots when it wakes, its template's start command included; "" is the
 // sandbox's own HibernateKind.
@@ -61,15 +67,35 @@ func (m *Manager) hibernate(ctx context.Context, l *live, kind sandbox.SnapshotK
 	if err := l.take(ctx); err != nil {
 		return err
 	}
-	defer l.give()
+	asleep, err := m.putToSleep(ctx, l, kind, cond)
+	if !asleep {
+		l.give()
+		return err
+	}
+	gone := m.depart(l)
+	m.tasks.run(func() {
+		defer l.give()
+		defer gone()
+		if err := m.evict(m.working, l); err != nil {
+			m.log.ErrorContext(ctx, "remove what ran of a hibernated sandbox; it is tried again", "sandbox", l.id, "error", err)
+			m.tasks.run(func() { m.evictAgain(m.working, l) })
+		}
+		pointHibernateDone.Hit()
+	})
+	return nil
+}
+
+// putToSleep makes l, whose turn the caller has, one that is hibernated on
+// record and does not run. What the host has of it is evict's to remove.
+func (m *Manager) putToSleep(ctx context.Context, l *live, kind sandbox.SnapshotKind, cond func(store.Record) bool) (asleep bool, err error) {
 	l.mu.Lock()
 	rec, ok, ending := l.rec, cond(l.rec), l.ending != nil
 	l.mu.Unlock()
 	switch {
 	case ending:
-		return l.notEnding()
+		return false, l.notEnding()
 	case !ok || rec.State == sandbox.Hibernated:
-		return nil
+		return false, nil
 	}
 	if kind == "" {
 		kind = rec.HibernateKind
@@ -78,28 +104,27 @@ func (m *Manager) hibernate(ctx context.Context, l *live, kind sandbox.SnapshotK
 		kind = sandbox.SnapshotFull
 	}
 	if _, can := m.runtimes[rec.Runtime].(sandbox.Restorer); kind == sandbox.SnapshotFull && !can && rec.State.Live() {
-		return cannot(rec.Runtime, "capture memory", "hibernate it with its disk alone (kind disk), suspend it, or use gvisor")
+		return false, cannot(rec.Runtime, "capture memory", "hibernate it with its disk alone (kind disk), suspend it, or use gvisor")
 	}
 	if _, err := m.kindFor(ctx, l, kind); err != nil {
-		return err
+		return false, err
 	}
 	thaw := func() {}
 	if rec.State == sandbox.Running {
-		var err error
 		if thaw, err = m.freeze(ctx, l); err != nil {
-			return err
+			return false, err
 		}
 	}
 	n := m.newSnapshot(rec, kind)
 	n.Hidden = true
-	n, err := m.capture(ctx, l, n, nil)
+	n, err = m.capture(ctx, l, n, nil)
 	if err != nil {
 		thaw()
-		return err
+		return false, err
 	}
 	if err := m.snaps.Hold(n.ID, string(l.id)); err != nil {
 		thaw()
-		return err
+		return false, err
 	}
 	// From here on the capture is the sandbox.
 	err = m.update(ctx, l, func(r *store.Record) {
@@ -113,7 +138,7 @@ func (m *Manager) hibernate(ctx context.Context, l *live, kind sandbox.SnapshotK
 	if err != nil {
 		m.discard(context.WithoutCancel(ctx), m.snaps.Drop(string(l.id), m.standsOn(rec)...))
 		thaw()
-		return orCtx(ctx, "record the hibernation", err)
+		return false, orCtx(ctx, "record the hibernation", err)
 	}
 	pointHibernateRecorded.Hit()
 	l.detach()
@@ -122,15 +147,10 @@ func (m *Manager) hibernate(ctx context.Context, l *live, kind sandbox.SnapshotK
 	if kind == sandbox.SnapshotFull {
 		m.spares.want(rec, 1)
 	}
-	if err := m.evict(m.working, l); err != nil {
-		m.log.ErrorContext(ctx, "remove what ran of a hibernated sandbox; it is tried again", "sandbox", l.id, "error", err)
-		m.tasks.run(func() { m.evictAgain(m.working, l) })
-	}
 	l.mu.Lock()
 	l.unpause()
 	l.mu.Unlock()
-	pointHibernateDone.Hit()
-	return nil
+	return true, nil
 }
 
 // standsOn gives the captures that a sandbox that runs needs.
@@ -203,6 +223,28 @@ func (l *live) evicted() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.gone
+}
+
+// depart notes that l is leaving the host, until gone is called.
+func (m *Manager) depart(l *live) (gone func()) {
+	over := make(chan struct{})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.departures[l.id] = over
+	return func() {
+		m.mu.Lock()
+		delete(m.departures, l.id)
+		m.mu.Unlock()
+		close(over)
+	}
+}
+
+// departing gives a channel for each sandbox that is leaving the host. It
+// closes when that one has left, or is to be tried again later.
+func (m *Manager) departing() []chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.departures))
 }
 
 // evictAgain tries evict until it works, or somebody else has done it.
@@ -356,7 +398,7 @@ func (m *Manager) wake(ctx context.Context, l *live) error {
 			return err
 		}
 	}
-	if err := m.admit(l.id, rec.Resources, rt, n.SizeBytes); err != nil {
+	if err := m.admit(ctx, l.id, rec.Resources, rt, n.SizeBytes); err != nil {
 		return err
 	}
 	l.mu.Lock()

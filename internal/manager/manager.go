@@ -124,8 +124,9 @@ type Manager struct {
 	stopWork context.CancelFunc
 	tasks    tasks
 
-	mu   sync.Mutex
-	live map[sandbox.ID]*live
+	mu         sync.Mutex
+	live       map[sandbox.ID]*live
+	departures map[sandbox.ID]chan struct{} // see depart
 
 	keyUses keyUses
 }
@@ -153,7 +154,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, store: cfg.Store, clock: cfg.Clock, log: cfg.Log,
 		runtimes: map[string]sandbox.Runtime{},
-		live:     map[sandbox.ID]*live{},
+		live:     map[sandbox.ID]*live{}, departures: map[sandbox.ID]chan struct{}{},
 	}
 	for _, r := range cfg.Runtimes {
 		if m.runtimes[r.Name()] != nil {

@@ -82,6 +82,10 @@ type Capacity struct {
 	// id, with their network slots.
 	Spares map[string]int
 
+	// Departing counts hibernated sandboxes that are leaving the host: what they
+	// had of it counts as used until they have.
+	Departing int
+
 	MemoryTotal     int64 // bytes of the host
 	MemoryAvailable int64 // bytes that the host can still give without swapping
 	MemoryReserve   int64 // bytes kept for the host itself

@@ -114,9 +114,13 @@ func (w *world) stop(t *testing.T) {
 	w.m = nil
 }
 
-// check compares what the host holds with the live sandboxes on record.
+// check compares what the host holds with the live sandboxes on record, once
+// what was hibernated has left.
 func (w *world) check(t *testing.T) {
 	t.Helper()
+	if w.m != nil {
+		w.rest(t)
+	}
 	recs, _, err := w.store.List(context.Background(), store.Filter{Internal: true})
 	if err != nil {
 		t.Fatal(err)

@@ -236,6 +236,9 @@ func (m *measurement) captureTimings(ctx context.Context) ([]Timing, error) {
 			wake.Note = "it does not hibernate"
 			break
 		}
+		if err := m.o.Client.WaitDeparted(ctx); err != nil {
+			return nil, err
+		}
 		start = time.Now()
 		err = m.trivial(ctx, sb.ID)
 		wake.add(time.Since(start), err)

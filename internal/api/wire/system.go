@@ -40,6 +40,8 @@ type Capacity struct {
 
 	Spares map[string]int `json:"spares" doc:"Sandboxes that are prepared and wait for a fork or a wake: their network slots, by the id that the host has them under"`
 
+	Departing int `json:"departing" doc:"Hibernated sandboxes that are leaving the host: what they had of it counts as used until they have"`
+
 	MemoryTotal     int64 `json:"memory_total_bytes"`
 	MemoryAvailable int64 `json:"memory_available_bytes" doc:"What the host can still give without swapping"`
 	MemoryReserve   int64 `json:"memory_reserve_bytes" doc:"Kept for the host itself"`
