@@ -192,7 +192,7 @@ func (m *Manager) capture(ctx context.Context, l *live, n store.Snapshot, taken 
 	pointCaptureFrozen.Hit()
 	d, err := m.snaps.Begin(n.ID)
 	if err == nil {
-		err = m.write(ctx, l, n.Kind, d.Data)
+		err = m.write(ctx, l, n, d.Data)
 	}
 	pointCaptureTaken.Hit()
 	if taken != nil {
@@ -215,8 +215,8 @@ func (m *Manager) capture(ctx context.Context, l *live, n store.Snapshot, taken 
 	return n, m.recordSnapshot(ctx, n)
 }
 
-// write has the runtime write a capture of l into dir.
-func (m *Manager) write(ctx context.Context, l *live, kind sandbox.SnapshotKind, dir string) error {
+// write has the runtime write the capture n of l into dir.
+func (m *Manager) write(ctx context.Context, l *live, n store.Snapshot, dir string) error {
 	inst := l.instance()
 	c, memory := inst.(sandbox.Checkpointer)
 	if memory && l.record().State == sandbox.Suspended {
@@ -231,12 +231,12 @@ func (m *Manager) write(ctx context.Context, l *live, kind sandbox.SnapshotKind,
 			}
 		}()
 	}
-	if kind == sandbox.SnapshotDisk {
+	if n.Kind == sandbox.SnapshotDisk {
 		return inst.(sandbox.DiskCapturer).CaptureDisk(ctx, dir)
 	}
 	// The source goes on even where it is not to: until the capture is whole
 	// and on record it is all that there is of the sandbox.
-	if err := c.Checkpoint(ctx, dir, sandbox.CheckpointOptions{LeaveRunning: true}); err != nil {
+	if err := c.Checkpoint(ctx, dir, sandbox.CheckpointOptions{LeaveRunning: true, Durable: !n.Transient}); err != nil {
 		return err
 	}
 	return m.outlived(ctx, l)

@@ -71,11 +71,9 @@ type CheckpointOptions struct {
 	// LeaveRunning lets the sandbox go on after the capture. Else nothing of
 	// it runs when Checkpoint returns; Kill is still to be called.
 	LeaveRunning bool
-	// Written, where it is not nil, is called when dir is whole and before a
-	// sandbox that does not go on is ended, which takes about as long: work on
-	// the capture that it starts goes on beside that. Checkpoint waits for the
-	// call alone. On an error after it dir goes as after others.
-	Written func()
+	// Durable tells that dir is to be made durable by the caller, so that it is
+	// of use to send what is written of it on its way to the disk at once.
+	Durable bool
 }
 
 // Checkpointer is an Instance whose memory and processes can be captured.

@@ -87,7 +87,7 @@ func (i *Instance) checkpoint(ctx context.Context, dir string, o sandbox.Checkpo
 	// network away first, and the other ends of the connections never learn.
 	err := i.Boost()
 	if err == nil {
-		err = i.d.save(ctx, spec.ID, dir)
+		err = i.d.save(ctx, spec.ID, dir, o.Durable)
 	}
 	if o.LeaveRunning || err != nil {
 		err = errors.Join(err, i.Unboost())
@@ -97,9 +97,6 @@ func (i *Instance) checkpoint(ctx context.Context, dir string, o sandbox.Checkpo
 	}
 	if err != nil {
 		return runError(ctx, "capture", spec.ID, err, "")
-	}
-	if o.Written != nil {
-		o.Written()
 	}
 	if !o.LeaveRunning {
 		return i.end(ctx)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -18,19 +19,53 @@ import (
 // What runsc's checkpoint, restore and kill do, by calls of the Sentry's
 // control server: a process of runsc's takes longer than the work.
 
-// save writes the state of a sandbox to dir, and lets it go on.
-func (d *Driver) save(ctx context.Context, id sandbox.ID, dir string) error {
+// save writes the state of a sandbox to dir, and lets it go on. A durable one
+// is on its way to the disk meanwhile.
+func (d *Driver) save(ctx context.Context, id sandbox.ID, dir string, durable bool) error {
 	files, err := imageFiles(dir, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		return err
 	}
 	defer closeAll(files)
+	if durable {
+		defer writeBack(files)()
+	}
 	return d.call(ctx, id, "containerManager.Checkpoint", map[string]any{ // pkg/sentry/control.SaveOpts
 		"metadata":                            map[string]string{"compression": "none"},
 		"app_mf_exclude_committed_zero_pages": true,
 		"have_pages_file":                     true,
 		"Resume":                              true,
 	}, nil, files, nil)
+}
+
+// writeBackEvery is how often what was written of a capture is sent on its way
+// to the disk: the fsync that follows waits for the last such part alone.
+const writeBackEvery = 4 * time.Millisecond
+
+// writeBack begins the writing of files to the disk again and again while
+// others fill them, until stop has returned.
+func writeBack(files []*os.File) (stop func()) {
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(writeBackEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+			for _, f := range files {
+				// A hint: what fails tells the fsync that follows.
+				unix.SyncFileRange(int(f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE)
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-ended
+	}
 }
 
 // imageFiles opens the files of a Sentry's state, in the order in which it

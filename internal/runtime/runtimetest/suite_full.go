@@ -596,7 +596,7 @@ func testFullAdopt(t *testing.T, e *Env) {
 		t.Fatal(err)
 	}
 	again := filepath.Join(t.TempDir(), "again")
-	if err := j.(sandbox.Checkpointer).Checkpoint(t.Context(), again, sandbox.CheckpointOptions{LeaveRunning: true}); err != nil {
+	if err := j.(sandbox.Checkpointer).Checkpoint(t.Context(), again, sandbox.CheckpointOptions{LeaveRunning: true, Durable: true}); err != nil {
 		t.Fatal(err)
 	}
 	k := restore(t, e, again, e.Spec(t))
