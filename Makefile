@@ -63,7 +63,11 @@ arm64: ## build everything for linux/arm64 into bin/arm64
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(LDFLAGS)' -o bin/arm64/ ./cmd/...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build -C tools/runsc -trimpath -ldflags='-s -w' -o ../../bin/arm64/runsc .
 
-bench: setup-test build ## measure on this host; raw JSON goes to bench/results
+# gVisor's own main package, to measure beside.
+bin/runsc-stock: tools/runsc/go.mod tools/runsc/go.sum
+	CGO_ENABLED=0 $(GO) build -C tools/runsc -trimpath -ldflags='-s -w' -o ../../$@ gvisor.dev/gvisor/runsc
+
+bench: setup-test build bin/runsc-stock ## measure on this host; raw JSON goes to bench/results
 	$(GO) run ./bench/warren-bench
 
 lint: ## golangci-lint

@@ -34,8 +34,9 @@ type bare struct {
 	n      int
 }
 
-// newBare makes the bundle out of a sandbox that it creates for that.
-func newBare(ctx context.Context, l *lab, rt string) (*bare, error) {
+// newBare makes the bundle out of a sandbox that it creates for that. tool is
+// the runtime's program, "" the one that the driver runs.
+func newBare(ctx context.Context, l *lab, rt, tool string) (*bare, error) {
 	s, err := l.create(ctx, rt, 512)
 	if err != nil {
 		return nil, err
@@ -50,10 +51,14 @@ func newBare(ctx context.Context, l *lab, rt string) (*bare, error) {
 		return nil, err
 	}
 
-	b := &bare{dir: filepath.Join(l.state, "bare-"+rt), netns: "warren-bench-" + l.instance,
+	name := rt
+	if tool != "" {
+		name += "-" + filepath.Base(tool)
+	}
+	b := &bare{dir: filepath.Join(l.state, "bare-"+name), netns: "warren-bench-" + l.instance + "-" + name,
 		// In the daemon's group, whose CPU sets the driver made: a group elsewhere
 		// would have none on cgroup v1.
-		cgroup: "/warren-" + l.instance + "/bench"}
+		cgroup: "/warren-" + l.instance + "/bench-" + name}
 	if err := os.RemoveAll(b.dir); err != nil {
 		return nil, err
 	}
@@ -93,6 +98,9 @@ func newBare(ctx context.Context, l *lab, rt string) (*bare, error) {
 	if b.argv, err = driverArgv(l, rt, b.dir); err != nil {
 		b.close()
 		return nil, err
+	}
+	if tool != "" {
+		b.argv[0] = tool
 	}
 	b.tool = filepath.Base(b.argv[0])
 	b.jobs = make(chan func())

@@ -1,23 +1,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
-
 	"github.com/warrenhq/warren/bench/internal/report"
 	"github.com/warrenhq/warren/internal/api/wire"
+	"github.com/warrenhq/warren/internal/sandbox"
 )
 
 const captureSamples = 10
@@ -48,21 +43,29 @@ func captures(ctx context.Context, l *lab, r *report.Report) error {
 			return fmt.Errorf("%d MiB: %w", mib, err)
 		}
 	}
-	r.Note("bare is runsc checkpoint --leave-running, N runsc restore -detach side by side, and runsc exec in every child; the API's fork also stops the source's processes, makes network slots, records, and gives each child its identity before its first instruction")
+	r.Note("a bare fork is runsc checkpoint --leave-running, N runsc restore -detach side by side, and runsc exec in every child; the API's fork also stops the source's processes, makes network slots, records, and gives each child its identity before its first instruction")
+	r.Note("\"stock\" is gVisor's main package as its module builds it; \"own\" is Warren's build of the same, whose system call filter is compiled beforehand, as in gVisor's releases, and which has one Go thread more. The daemon runs the second")
+	r.Note("source and bare source have all of the host's processors; bare and Warren take turns; every child is removed, untimed, before the next sample")
 	r.Note("the daemon keeps up to %d sandboxes prepared (serve --spares), and each sample waits, untimed, until there are enough; \"again at once\" is the fork right after, with none waiting, as far as they were all taken", benchSpares)
-	r.Note("the bare runsc is the one that Warren builds, with its system call filter compiled beforehand as in gVisor's releases: built from the module alone it takes about 35 ms longer for each restore")
-	r.Note("the floor, by the Sentry's own CPU profile on this host: a save is 43 to 50 ms of CPU time on two threads, a restore into a prepared Sentry about 65 ms, so that a fork's first child cannot answer sooner than about 30 + 60 ms, and ten on two cores than 10 x 65 / 2 after the capture; a hibernation adds to the bare checkpoint its checksums and its way to the disk, and the end of the Sentry, in which the kernel takes down its memory and stubs for 25 to 30 ms")
-	r.Note("bare and Warren take turns; every child is removed, untimed, before the next sample")
+	r.Note("a hibernation answers when its capture is checked, flushed and on record, what no bare command does; \"until it has left\" is to the end of what it had of the host, which a wake has to wait for: it is timed after that")
+	r.Note("the floor, by the Sentry's own CPU profile on this host: a save is 43 to 50 ms of CPU time on two threads, a restore into a prepared Sentry about 65 ms, so that a fork's first child cannot answer sooner than about 30 + 60 ms, and ten on two cores than 10 x 65 / 2 after the capture; a hibernation adds to the bare checkpoint its checksums and its way to the disk")
 	return nil
 }
 
 func capturesOf(ctx context.Context, l *lab, r *report.Report, mib int) (err error) {
-	b, err := newBareSource(ctx, l, mib)
+	rivals, err := newRivals(ctx, l, r, mib)
+	defer func() {
+		for _, b := range rivals {
+			err = errors.Join(err, b.close())
+		}
+	}()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
-	s, err := l.create(ctx, "gvisor", 512)
+	s, err := l.CreateSandbox(ctx, wire.CreateSandbox{
+		Template: l.template, Runtime: "gvisor", Network: wire.Network{Mode: sandbox.NetworkNone},
+		Resources: wire.ResourceRequest{MemoryMiB: 512, CPUs: float64(runtime.NumCPU())},
+	})
 	if err != nil {
 		return err
 	}
@@ -71,78 +74,105 @@ func capturesOf(ctx context.Context, l *lab, r *report.Report, mib int) (err err
 	if err := l.sh(ctx, s.ID, start); err != nil {
 		return err
 	}
-	name := func(what string) string { return fmt.Sprintf("%d MiB: %s", mib, what) }
-	pause := r.Figure(name("the source's pause in a fork"), "ms")
+	name := func(format string, args ...any) string {
+		return fmt.Sprintf("%d MiB: ", mib) + fmt.Sprintf(format, args...)
+	}
 	for _, n := range []int{1, 4, 10} {
-		plain := r.Figure(name(fmt.Sprintf("bare fork into %d, to the last exec answered", n)), "ms")
-		fork := r.Figure(name(fmt.Sprintf("fork into %d, to the last exec answered", n)), "ms")
-		again := r.Figure(name(fmt.Sprintf("fork into %d again at once, to the last exec answered", n)), "ms")
-		for i := range captureSamples + 1 {
+		if err := forkInto(ctx, l, r, rivals, s.ID, n, name); err != nil {
+			return err
+		}
+	}
+	return sleepAndWake(ctx, l, r, rivals, s.ID, name)
+}
+
+// forkInto measures forks of id into n copies beside the rivals' commands.
+func forkInto(ctx context.Context, l *lab, r *report.Report, rivals []rival, id string, n int, name func(string, ...any) string) error {
+	pause := r.Figure(name("the source's pause in a fork into %d", n), "ms")
+	fork := r.Figure(name("fork into %d, to the last exec answered", n), "ms")
+	again := r.Figure(name("fork into %d again at once, to the last exec answered", n), "ms")
+	plain := make([]*report.Figure, len(rivals))
+	for i, b := range rivals {
+		plain[i] = r.Figure(name("bare fork into %d (%s runsc), to the last exec answered", n, b.called), "ms")
+	}
+	for i := range captureSamples + 1 { // the first warms all up
+		for j, b := range rivals {
 			t := time.Now()
-			bareErr := b.fork(ctx, n)
-			bareTime := time.Since(t)
+			err := b.fork(ctx, n)
+			if i > 0 {
+				plain[j].AddMillis(t, err)
+			}
 			if err := b.removeForks(ctx, n); err != nil {
 				return err
 			}
-			if i > 0 { // the first fork tells the daemon to have spares
-				if err := l.waitSpares(ctx, n); err != nil {
-					return err
-				}
-			}
-			warren, gap, forkErr := l.forkAndExec(ctx, s.ID, n)
-			next, _, nextErr := l.forkAndExec(ctx, s.ID, n)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if i > 0 { // the first warms both up
-				plain.Add(millis(bareTime), bareErr)
-				fork.Add(millis(warren), forkErr)
-				again.Add(millis(next), nextErr)
-				pause.Add(gap, forkErr)
+		}
+		if i > 0 { // the first fork tells the daemon to have spares
+			if err := l.waitSpares(ctx, n); err != nil {
+				return err
 			}
 		}
-		bound := 0.7
-		if n == 1 {
-			bound = 0.6
+		took, gap, forkErr := l.forkAndExec(ctx, id, n)
+		next, _, nextErr := l.forkAndExec(ctx, id, n)
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		if plain.P50 > 0 {
-			r.AtMost(name(fmt.Sprintf("fork into %d, against the bare commands (p50)", n)), fork.P50/plain.P50, bound, "×")
+		if i > 0 {
+			fork.Add(millis(took), forkErr)
+			again.Add(millis(next), nextErr)
+			pause.Add(gap, forkErr)
 		}
 	}
-	return sleepAndWake(ctx, l, r, b, s.ID, name)
+	mark := 0.7
+	if n == 1 {
+		mark = 0.6
+	}
+	for i, b := range rivals {
+		ratio(r, name("fork into %d, against the bare commands of the %s runsc (p50)", n, b.called), fork, plain[i], mark)
+	}
+	return nil
 }
 
-func sleepAndWake(ctx context.Context, l *lab, r *report.Report, b *bareSource, id string, name func(string) string) error {
-	check := r.Figure(name("bare runsc checkpoint --leave-running"), "ms")
-	restore := r.Figure(name("bare runsc restore and exec"), "ms")
+// ratio holds a figure's median against a bare one's.
+func ratio(r *report.Report, name string, of, plain *report.Figure, mark float64) {
+	if plain.P50 > 0 {
+		r.AtMost(name, of.P50/plain.P50, mark, "×")
+	}
+}
+
+func sleepAndWake(ctx context.Context, l *lab, r *report.Report, rivals []rival, id string, name func(string, ...any) string) error {
+	plain := make([]bareSleep, len(rivals))
+	for i, b := range rivals {
+		plain[i] = bareSleep{
+			leaving: r.Figure(name("bare checkpoint --leave-running (%s runsc)", b.called), "ms"),
+			ending:  r.Figure(name("bare checkpoint, which ends it (%s runsc)", b.called), "ms"),
+			restore: r.Figure(name("bare restore and exec (%s runsc)", b.called), "ms"),
+		}
+	}
 	sleep := r.Figure(name("hibernate"), "ms")
+	left := r.Figure(name("hibernate, until it has left"), "ms")
 	wake := r.Figure(name("wake to the first exec answered"), "ms")
 	for range captureSamples {
-		t := time.Now()
-		err := b.checkpoint(ctx)
-		check.AddMillis(t, err)
-		t = time.Now()
-		if err == nil {
-			err = b.restore(ctx, 0)
-		}
-		restore.AddMillis(t, err)
-		if err := b.removeForks(ctx, 1); err != nil {
-			return err
+		for i, b := range rivals {
+			if err := b.sleepAndWake(ctx, plain[i]); err != nil {
+				return err
+			}
 		}
 		if err := l.waitSpares(ctx, 1); err != nil {
 			return err
 		}
-		t = time.Now()
-		sleep.AddMillis(t, l.Hibernate(ctx, id))
+		t := time.Now()
+		err := l.Hibernate(ctx, id)
+		sleep.AddMillis(t, err)
+		left.AddMillis(t, errors.Join(err, l.WaitDeparted(ctx)))
 		t = time.Now()
 		wake.AddMillis(t, l.runTrue(ctx, id))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
-	if check.P50 > 0 && restore.P50 > 0 {
-		r.AtMost(name("hibernate, against the bare checkpoint (p50)"), sleep.P50/check.P50, 1.1, "×")
-		r.AtMost(name("wake to first exec, against the bare restore and exec (p50)"), wake.P50/restore.P50, 0.7, "×")
+	for i, b := range rivals {
+		ratio(r, name("hibernate, against the bare checkpoint --leave-running of the %s runsc (p50)", b.called), sleep, plain[i].leaving, 1.1)
+		ratio(r, name("hibernate, against the bare checkpoint that ends it of the %s runsc (p50)", b.called), sleep, plain[i].ending, 1.1)
+		ratio(r, name("wake to first exec, against the bare restore and exec of the %s runsc (p50)", b.called), wake, plain[i].restore, 0.7)
 	}
 	return nil
 }
@@ -214,107 +244,4 @@ func (l *lab) sh(ctx context.Context, id, script string) error {
 		err = fmt.Errorf("%.40q… exited with %d: %s", script, res.ExitCode, res.ErrBytes())
 	}
 	return err
-}
-
-// bareSource is a sandbox that runsc itself runs, with the holder in it.
-type bareSource struct {
-	*bare
-	image string
-}
-
-func newBareSource(ctx context.Context, l *lab, mib int) (*bareSource, error) {
-	b, err := newBare(ctx, l, "gvisor")
-	if err != nil {
-		return nil, err
-	}
-	s := &bareSource{bare: b, image: filepath.Join(b.dir, "image")}
-	path := filepath.Join(b.dir, "config.json")
-	data, err := os.ReadFile(path)
-	var spec specs.Spec
-	if err == nil {
-		err = json.Unmarshal(data, &spec)
-	}
-	if err == nil {
-		spec.Process.Args = []string{"python3", "-c", holder, strconv.Itoa(mib)}
-		spec.Linux.CgroupsPath, spec.Linux.Resources = "", nil // all the forks would share one group and its limits
-		data, err = json.Marshal(&spec)
-	}
-	if err == nil {
-		err = os.WriteFile(path, data, 0o644)
-	}
-	if err == nil {
-		err = s.tool(ctx, "run", "--detach", "--bundle="+b.dir, "source")
-	}
-	if err != nil {
-		return nil, errors.Join(err, b.close())
-	}
-	time.Sleep(3 * time.Second) // until it holds its memory
-	return s, nil
-}
-
-// tool runs runsc once. Its processes go on with the streams that they were
-// given, so these are files.
-func (s *bareSource) tool(ctx context.Context, args ...string) error {
-	out, err := os.CreateTemp(s.dir, "out")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(out.Name())
-	defer out.Close()
-	cmd := exec.CommandContext(ctx, s.argv[0], append(s.argv[1:len(s.argv):len(s.argv)], args...)...)
-	cmd.Stdout, cmd.Stderr = out, out
-	done := make(chan error, 1)
-	s.jobs <- func() {
-		if err := cmd.Start(); err != nil {
-			done <- err
-			return
-		}
-		go func() { done <- cmd.Wait() }()
-	}
-	if err := <-done; err != nil {
-		said, _ := os.ReadFile(out.Name())
-		return fmt.Errorf("runsc %s: %w: %s", args[0], err, bytes.TrimSpace(said))
-	}
-	return nil
-}
-
-func (s *bareSource) checkpoint(ctx context.Context) error {
-	if err := os.RemoveAll(s.image); err != nil {
-		return err
-	}
-	return s.tool(ctx, "checkpoint", "--leave-running", "--image-path="+s.image, "source")
-}
-
-func (s *bareSource) restore(ctx context.Context, i int) error {
-	id := "fork" + strconv.Itoa(i)
-	if err := s.tool(ctx, "restore", "--detach", "--bundle="+s.dir, "--image-path="+s.image, id); err != nil {
-		return err
-	}
-	return s.tool(ctx, "exec", id, "/bin/true")
-}
-
-func (s *bareSource) fork(ctx context.Context, n int) error {
-	if err := s.checkpoint(ctx); err != nil {
-		return err
-	}
-	errs := make([]error, n)
-	var all sync.WaitGroup
-	for i := range n {
-		all.Go(func() { errs[i] = s.restore(ctx, i) })
-	}
-	all.Wait()
-	return errors.Join(errs...)
-}
-
-func (s *bareSource) removeForks(ctx context.Context, n int) error {
-	var errs []error
-	for i := range n {
-		errs = append(errs, s.tool(ctx, "delete", "--force", "fork"+strconv.Itoa(i)))
-	}
-	return errors.Join(errs...)
-}
-
-func (s *bareSource) close() error {
-	err := s.tool(context.Background(), "delete", "--force", "source")
-	return errors.Join(err, s.bare.close())
 }

@@ -24,7 +24,7 @@ const (
 // with the pool empty, a restore from its warm capture.
 func claims(ctx context.Context, l *lab, r *report.Report) error {
 	for _, rt := range l.runtimes {
-		bare, err := newBare(ctx, l, rt)
+		bare, err := newBare(ctx, l, rt, "")
 		if err != nil {
 			return fmt.Errorf("bare %s: %w", rt, err)
 		}

@@ -14,7 +14,7 @@ var coldMarks = map[string]float64{"container": 1.5, "gvisor": 1.3}
 
 func coldStart(ctx context.Context, l *lab, r *report.Report) error {
 	for _, rt := range l.runtimes {
-		bare, err := newBare(ctx, l, rt)
+		bare, err := newBare(ctx, l, rt, "")
 		if err != nil {
 			return fmt.Errorf("bare %s: %w", rt, err)
 		}
