@@ -95,7 +95,9 @@ const cat = await sbx.commands.run('cat', { background: true, stdin: true })
 await sbx.commands.sendStdin(cat.pid, 'said\n')
 while (!cat.stdout.includes('said')) await new Promise(r => setTimeout(r, 5))
 out.listed = (await sbx.commands.list()).some(p => p.pid === cat.pid)
-out.killed = [await sbx.commands.kill(cat.pid), await sbx.commands.kill(cat.pid)]
+out.killed = [await sbx.commands.kill(cat.pid)]
+await failure(cat.wait()) // until it has ended, it can be killed again
+out.killed.push(await sbx.commands.kill(cat.pid))
 let typed = ''
 const pty = await sbx.pty.create({ cols: 80, rows: 24, onData: d => { typed += Buffer.from(d).toString() } })
 await sbx.pty.sendInput(pty.pid, Buffer.from('echo $((6*7)); exit\n'))

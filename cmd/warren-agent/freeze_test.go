@@ -191,11 +191,13 @@ func testFreeze(t *testing.T, c *agentclient.Client) {
 		state := func(pid int) string {
 			return sh(t, c, fmt.Sprintf("sed -n 's/^State:[ \t]*\\(.\\).*/\\1/p' /proc/%d/status", pid))
 		}
-		if s := state(stopped); s != "T" {
-			t.Errorf("the stopped one is %s", s)
-		}
-		if s := state(sleeper); s != "S" {
-			t.Errorf("the sleeping one is %s", s)
+		for pid, want := range map[int]string{stopped: "T", sleeper: "S"} { // each returns to it by itself, and runs meanwhile
+			eventually(t, 5*time.Second, func() error {
+				if s := state(pid); s != want {
+					return fmt.Errorf("process %d is %s, want %s", pid, s, want)
+				}
+				return nil
+			})
 		}
 		if saw := l.with("saw"); saw != nil {
 			t.Errorf("the parent saw %q", saw)
